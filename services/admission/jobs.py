@@ -1,6 +1,7 @@
 """Use cases on existing jobs and arrays: list, get, cancel, hold, release."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from typing import Any, TypeVar
 
 from sqlalchemy.exc import DBAPIError
@@ -151,7 +152,7 @@ class Arrays:
                 await write_audit(connection, identity, f"array.{command}", array.id, tenant=array.tenant_id)
         return changed
 
-    async def find(self, tenant_id: str, project: str | None, words: Collection[str]) -> Found:
+    async def find(self, tenant_id: str, project: str | None, words: AbstractSet[str]) -> Found:
         """Return the ids of the tenant's jobs and arrays that each word may mean: as id, name, number or id prefix.
 
         Only those of ``project``, or of all projects if it is None.
@@ -159,7 +160,4 @@ class Arrays:
         async with self._engine.connect() as connection:
             repository = ArrayRepository(connection)
             ids = {word: [word] for word in await repository.with_ids(tenant_id, project, words)}
-            for word in words:
-                if word not in ids:
-                    ids[word] = await repository.named(tenant_id, project, word)
-            return ids
+            return ids | await repository.named(tenant_id, project, words - ids.keys())

@@ -3,7 +3,8 @@
 import asyncio
 import time
 from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 import asyncpg
@@ -139,7 +140,7 @@ class Committer:
 
 log = Log(__name__)
 
-FindJobs = Callable[[str, str | None, Collection[str]], Awaitable[Found]]
+FindJobs = Callable[[str, str | None, AbstractSet[str]], Awaitable[Found]]
 """Return the ids of the jobs and arrays of a tenant, in one project or in any, that each word may mean."""
 
 

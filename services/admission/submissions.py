@@ -32,6 +32,9 @@ Found = Mapping[str, Sequence[str]]  #: The ids of the stored jobs and arrays th
 REUSED = key_reused()
 
 
+MOST_NEEDS = 10_000
+"""Other jobs that those of one submission may name in all: while they are looked up and stored, others wait."""
+
 POOLS_ALONE = "only pools can start service instances"
 
 
@@ -114,6 +117,9 @@ def read_submission(entry: SubmissionEntry) -> Draft | ProblemError:
             specs = [spec_in_project(spec, entry.project, where.format(at)) for at, spec in enumerate(specs)]
     except ProblemError as problem:
         return problem
+    if (named := sum(len(spec.after.references()) for spec in specs if spec.after)) > MOST_NEEDS:
+        said = f"the jobs of one submission may wait for {MOST_NEEDS:,} others in all, not {named:,}"
+        return _problem([FieldError(pointer="/jobs" if entry.batch else "/after", detail=said)])
     jobs = tuple(map(_draft_job, specs))
     if (count := sum(job.count for job in jobs)) > MAX_ARRAY_TASKS:
         said = f"the arrays of one batch may have {MAX_ARRAY_TASKS:,} tasks together, not {count:,}"

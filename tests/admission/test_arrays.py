@@ -4,9 +4,12 @@ import json
 from typing import Any
 
 import pytest
+from sqlalchemy import event
 
+from services.admission.jobs import Arrays
 from services.contracts.jobs import Job, JobArray, SubmissionAnswer, SubmittedJob
 from services.core.domain.jobs import JobState
+from services.db.engine import create_engine
 from tests.admission.installation import SPEC, Admission, an_entry
 
 
@@ -201,6 +204,32 @@ async def test_names_and_beginnings_become_ids(admission: Admission) -> None:
     assert job.spec.after.model_dump() == {"ok": [prep, sweep], "any": [prep], "not_ok": [task]}
     assert await admission.count("job_dependencies", f"dependent_id = '{job_id}'") == 4
     assert await admission.count("jobs", f"id = '{job_id}' AND gated") == 1
+
+
+async def test_a_submission_that_names_thousands_holds_up_no_other(admission: Admission) -> None:
+    """All that are submitted together are answered together: each word must not cost a question to the database."""
+    tenant = await admission.make_tenant("crawlers")
+    words = {f"w{number}" for number in range(1_000)} | {f"#{number}" for number in range(100, 1_000)}
+    asked: list[str] = []
+    engine = create_engine(admission.database_url)
+    event.listen(engine.sync_engine, "before_cursor_execute", lambda *given: asked.append(given[2]))
+    sweep = await _submit(admission, "0-1", tenant=tenant, name="sweep")
+    task = (await _tasks(admission, sweep, tenant=tenant))[1].id
+    meant = {"sweep": [sweep], "sweep.1": [task], "#1.1": [task], sweep: [sweep], task[:30]: [task]}
+    found = await Arrays(engine, lambda: None).find(tenant, None, words | meant.keys())
+    await engine.dispose()
+    assert {word: ids for word, ids in found.items() if ids} == meant
+    assert len(asked) <= 4
+
+
+async def test_a_submission_names_only_so_many_others(admission: Admission) -> None:
+    """Half a million dependencies fit into a body of two megabytes, and one commit stores those of all tenants."""
+    tenant = await admission.make_tenant("weavers")
+    specs = [SPEC | {"name": f"j{at}", "after": {"any": [*range(at)]} if at else None} for at in range(200)]
+    (answer,) = await admission.submit_all(an_entry(specs, tenant=tenant))
+    assert _errors(answer) == [("/jobs", "the jobs of one submission may wait for 10,000 others in all, not 19,900")]
+    (answer,) = await admission.submit_all(an_entry(specs[:140], tenant=tenant))
+    assert answer.status == 201
 
 
 async def test_an_ambiguous_name_is_refused_with_the_ids(admission: Admission) -> None:

@@ -2,10 +2,11 @@
 
 import json
 import re
-from collections.abc import Collection
+from collections import defaultdict
+from collections.abc import Collection, Sequence
 from typing import Any
 
-from sqlalchemy import Row, and_, func, text, update
+from sqlalchemy import Row, TextClause, and_, func, text, update
 from sqlalchemy.dialects.postgresql import JSONB
 
 from services.admission.repository import Repository
@@ -78,25 +79,36 @@ SELECT id FROM jobs WHERE id = ANY(:words) AND {_OWNED}
 UNION ALL SELECT id FROM job_arrays WHERE id = ANY(:words) AND {_OWNED}
 """)
 
+# One statement for all words of a submission, as others wait for it.
 _NAMED = text(f"""
-(SELECT id, state <> ALL(:ended) AS is_live FROM jobs WHERE {_OWNED} AND name = :word ORDER BY 2 DESC, 1 DESC LIMIT 4)
-UNION ALL
-(SELECT id, EXISTS (SELECT FROM jobs t WHERE t.array_id = a.id AND t.state <> ALL(:ended)) AS is_live
-   FROM job_arrays a WHERE {_OWNED} AND name = :word ORDER BY 2 DESC, 1 DESC LIMIT 4)
-""")
-
-_BEGINNING = text(f"""
-(SELECT id FROM jobs WHERE {_OWNED} AND starts_with(id, :job) ORDER BY id LIMIT 4)
-UNION ALL
-(SELECT id FROM job_arrays WHERE {_OWNED} AND starts_with(id, :array) ORDER BY id LIMIT 4)
+SELECT w.word, found.* FROM unnest(CAST(:words AS text[])) AS w (word) CROSS JOIN LATERAL (
+    (SELECT id, state <> ALL(:ended) AS is_live FROM jobs
+      WHERE {_OWNED} AND name = w.word ORDER BY 2 DESC, 1 DESC LIMIT 4)
+    UNION ALL
+    (SELECT id, EXISTS (SELECT FROM jobs t WHERE t.array_id = a.id AND t.state <> ALL(:ended)) AS is_live
+       FROM job_arrays a WHERE {_OWNED} AND name = w.word ORDER BY 2 DESC, 1 DESC LIMIT 4)) found
 """)
 
 _NUMBERED = text(f"""
-SELECT id FROM jobs WHERE {_OWNED} AND number = :number AND array_id IS NULL AND CAST(:index AS int) IS NULL
-UNION ALL SELECT id FROM job_arrays WHERE {_OWNED} AND number = :number AND CAST(:index AS int) IS NULL
-UNION ALL
-SELECT id FROM jobs WHERE array_index = :index AND array_id IN (
-    SELECT id FROM job_arrays WHERE {_OWNED} AND number = :number)
+SELECT w.word, found.id
+FROM unnest(CAST(:words AS text[]), CAST(:numbers AS bigint[]), CAST(:indices AS int[])) AS w (word, number, index)
+CROSS JOIN LATERAL (
+    SELECT id FROM jobs WHERE {_OWNED} AND number = w.number AND array_id IS NULL AND w.index IS NULL
+    UNION ALL SELECT id FROM job_arrays WHERE {_OWNED} AND number = w.number AND w.index IS NULL
+    UNION ALL SELECT id FROM jobs WHERE array_index = w.index AND array_id IN (
+        SELECT id FROM job_arrays WHERE {_OWNED} AND number = w.number)) found
+""")
+
+# Ids consist of digits and small letters, so that an index finds all that begin so between two of them.
+_BEGINNING = text(f"""
+SELECT w.word, found.id
+FROM unnest(CAST(:words AS text[]), CAST(:jobs AS text[]), CAST(:arrays AS text[])) AS w (word, job, array_)
+CROSS JOIN LATERAL (
+    (SELECT id FROM jobs WHERE {_OWNED} AND starts_with(id, w.job) AND id BETWEEN w.job AND w.job || repeat('z', 26)
+      ORDER BY id LIMIT 4)
+    UNION ALL
+    (SELECT id FROM job_arrays WHERE {_OWNED} AND starts_with(id, w.array_)
+        AND id BETWEEN w.array_ AND w.array_ || repeat('z', 26) ORDER BY id LIMIT 4)) found
 """)
 
 _ID_PART = re.compile(r"(?:(job|array)_)?([0-9a-z]{1,26})")
@@ -152,25 +164,37 @@ class ArrayRepository(Repository):
         rows = await self._connection.execute(_WITH_IDS, given)
         return list(rows.scalars())
 
-    async def named(self, tenant_id: str, project: str | None, word: str) -> list[str]:
-        """Return the ids of at most eight jobs and arrays: by that name, else number, else start of an id.
+    async def named(self, tenant_id: str, project: str | None, words: Collection[str]) -> dict[str, list[str]]:
+        """Return the ids of at most eight jobs and arrays by each word: by that name, else number, else start of an id.
 
         Of several with that name, the only one that has not ended.
         """
         owner = {"tenant_id": tenant_id, "project": project}
         ended = [state.value for state in JobState if state.is_final]
-        rows = (await self._connection.execute(_NAMED, {**owner, "word": word, "ended": ended})).all()
-        live = [row.id for row in rows if row.is_live]
-        named = live if len(live) == 1 else [row.id for row in rows]
-        if not named and (number := re.fullmatch(f"#?{JOB_NUMBER}", word)):
-            given = {"number": int(number[1]), "index": None if number[2] is None else int(number[2])}
-            named = list((await self._connection.execute(_NUMBERED, {**owner, **given})).scalars())
-        part = _ID_PART.fullmatch(word)
-        if named or part is None:
-            return named
-        kinds = {kind: f"{kind}_{part[2]}" if part[1] in (None, kind) else "-" for kind in ("job", "array")}
-        found = await self._connection.execute(_BEGINNING, {**owner, **kinds})
-        return list(found.scalars())
+        found, live = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
+        for row in await self._connection.execute(_NAMED, {**owner, "words": list(words), "ended": ended}):
+            found[row.word].append(row.id)
+            if row.is_live:
+                live[row.word].append(row.id)
+        found |= {word: ids for word, ids in live.items() if len(ids) == 1}
+
+        async def look_up(query: TextClause, names: Sequence[str], asked: Sequence[tuple[Any, ...]]) -> None:
+            if asked:
+                columns = dict(zip(("words", *names), map(list, zip(*asked, strict=True)), strict=True))
+                for row in await self._connection.execute(query, {**owner, **columns}):
+                    found[row.word].append(row.id)
+
+        numbers = ((word, re.fullmatch(f"#?{JOB_NUMBER}", word)) for word in words if word not in found)
+        numbered = [(word, int(number[1]), number[2] and int(number[2])) for word, number in numbers if number]
+        await look_up(_NUMBERED, ("numbers", "indices"), numbered)
+        parts = ((word, _ID_PART.fullmatch(word)) for word in words if word not in found)
+        kinds = [
+            (word, *(f"{kind}_{part[2]}" if part[1] in (None, kind) else "-" for kind in ("job", "array")))
+            for word, part in parts
+            if part
+        ]
+        await look_up(_BEGINNING, ("jobs", "arrays"), kinds)
+        return found
 
 
 def _array(row: Row[Any]) -> JobArray:
