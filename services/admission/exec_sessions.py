@@ -144,6 +144,7 @@ class Exec:
                 headers=self._headers(identity, place),
                 timeout=self._timeout,
                 ssl=place.agent.tls,
+                allow_redirects=False,
             ) as answer:
                 content = await answer.read()
             if answer.status != 200:
@@ -181,6 +182,7 @@ class Exec:
                 headers=self._headers(identity, place),
                 timeout=self._streamed,
                 ssl=place.agent.tls,
+                allow_redirects=False,
             )
             if answer.status != 200:
                 async with answer:

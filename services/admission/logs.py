@@ -148,7 +148,12 @@ class Logs:
         session = self._reach.session if in_cell else self._session
         try:
             async with session.get(
-                source.url, params=params, headers=source.headers, timeout=self._timeout, ssl=source.tls
+                source.url,
+                params=params,
+                headers=source.headers,
+                timeout=self._timeout,
+                ssl=source.tls,
+                allow_redirects=False,  # what is asked for next would be a node's choice, and shown to a user
             ) as answer:
                 content = await answer.content.read(-1)
                 status, headers = answer.status, answer.headers

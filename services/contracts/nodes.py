@@ -174,7 +174,9 @@ class NodeRegistration(NodeMessage):
     address: Text = said(
         "Host name or address at which other nodes and the control plane reach the node.", max_length=255
     )
-    agent_url: Text = Field(max_length=255)
+    agent_url: Annotated[Text, StringConstraints(pattern=r"^(https?://[^\s/?#@]+/?)?$", max_length=255)] = said(
+        "Where the control plane asks the agent, by host and port alone; empty: it cannot be asked."
+    )
     zone: Name | None = maybe("Grid zone; null for the cluster's default zone.")
     devices: list[DeviceInfo] = Field(max_length=1_024)
     driver: Literal["nvml", "simulated", "engine"] = said("`engine`: the bridge to an engine, without GPUs.")

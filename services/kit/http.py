@@ -84,9 +84,10 @@ class ServiceClient:
                     params=params,
                     headers=sent,
                     timeout=aiohttp.ClientTimeout(total=timeout_s or self._timeout_s),
+                    allow_redirects=False,  # who answers chooses no other place that this process asks
                 ) as answer:
                     content = await answer.read()
-                    if answer.status < 400:
+                    if answer.status < 300:
                         return content
                     failure = problem_of(answer.status, content, self._name)
                     if answer.status not in RETRIED_STATUS:

@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator
 import pytest
 from aiohttp import web
 
+from services.contracts.exec_sessions import ExecInput, ExecRequest
+from services.contracts.identity import Identity, Role
 from services.contracts.nodes import (
     LOG_EOF_HEADER,
     LOG_NEXT_OFFSET_HEADER,
@@ -13,6 +15,7 @@ from services.contracts.nodes import (
     LOG_SINCE_HEADER,
     LOG_SIZE_HEADER,
 )
+from services.kit.problems import ProblemError
 from tests.admission.installation import Admission
 from tests.support.ports import Ports
 from tests.support.services import TOKEN
@@ -28,9 +31,19 @@ class FakeNode:
         self.says: dict[str, str] = {}
         self.times: dict[float, int] | None = None
         self.asked: list[dict[str, str]] = []
+        self.redirects = ""
+        self.elsewhere = 0
+
+    async def redirect(self, _: web.Request) -> web.Response:
+        """Answer for a command and its input as one that has been taken over does."""
+        return web.Response(status=307, headers={"location": self.redirects})
 
     async def logs(self, request: web.Request) -> web.Response:
         """Answer for one piece."""
+        if request.match_info["allocation_id"] == "elsewhere":
+            self.elsewhere += 1
+        elif self.redirects:
+            return await self.redirect(request)
         assert request.headers["authorization"] == f"Bearer {TOKEN}", "of an agent that has not enrolled"
         self.asked.append(dict(request.query))
         whole = self.output.get((request.match_info["allocation_id"], request.query["stream"]))
@@ -58,7 +71,9 @@ async def node(admission: Admission) -> AsyncIterator[FakeNode]:
     """Node `logs-1`, registered."""
     fake, ports = FakeNode(), Ports()
     app = web.Application()
-    app.router.add_get("/v1/allocations/{allocation_id}/logs", fake.logs)
+    app.router.add_route("*", "/v1/allocations/{allocation_id}/logs", fake.logs)
+    app.router.add_post("/v1/allocations/{allocation_id}/exec/{session_id}", fake.redirect)
+    app.router.add_put("/v1/exec/{session_id}", fake.redirect)
     runner = web.AppRunner(app)
     await runner.setup()
     port = ports.take(28_500)
@@ -75,6 +90,26 @@ async def _running(admission: Admission, node: FakeNode, output: bytes = b"hello
     allocation_id = await admission.start(job_id, node="logs-1")
     node.output[allocation_id, "stdout"] = output
     return job_id, f"/v1/jobs/{job_id}/logs"
+
+
+async def test_a_node_sends_admission_nowhere_else(admission: Admission, node: FakeNode) -> None:
+    """Who has a node's credential must not read by it what only the control plane's own host can reach."""
+    job_id, path = await _running(admission, node)
+    node.output["elsewhere", "stdout"] = b"a secret of the control plane's network"
+    node.redirects = "/v1/allocations/elsewhere/logs?stream=stdout&offset=0&limit=100"
+    for follow in ("false", "true"):
+        answer = await admission.ask("GET", path, params={"follow": follow})
+        assert (answer.status_code, answer.json()["code"]) == (503, "unavailable")
+    caller = Identity(tenant_id="default", role=Role.USER, key_id="key_of_a_friend")
+    sessions = admission.app.state.exec_sessions
+    for asking in (
+        sessions.run(caller, job_id, ExecRequest(command=["true"])),
+        sessions.send(caller, job_id, f"exec_1_0_{'0' * 32}", ExecInput()),
+    ):
+        with pytest.raises(ProblemError) as caught:
+            await asking
+        assert caught.value.status == 503
+    assert node.elsewhere == 0
 
 
 async def test_output_is_read_piece_by_piece(admission: Admission, node: FakeNode) -> None:

@@ -10,6 +10,7 @@ from services.contracts.nodes import (
     GpuPartitionSpec,
     Heartbeat,
     HeartbeatReply,
+    NodeRegistration,
     WantedPartition,
 )
 
@@ -91,3 +92,14 @@ def test_slices_of_a_gpu_are_put_in_the_order_of_their_places() -> None:
 def test_slices_that_no_gpu_has_are_refused(sizes: list[int], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         GpuPartitionSpec(sizes=sizes)
+
+
+NODE = {"node_id": "n", "address": "", "devices": [], "driver": "nvml", "containers": False, "host_power": "modelled"}
+
+
+@pytest.mark.parametrize("url", ["", "http://n1:8070", "https://10.0.0.7:8070/", "http://[fd00::1]:8070"])
+def test_a_node_is_asked_at_a_host_and_port(url: str) -> None:
+    assert NodeRegistration.model_validate({**NODE, "agent_url": url}).agent_url == url
+    for wrong in ("unix://telemetry", "http://169.254.169.254/latest?x=", "http://h/#", "http://u@h:1", "file:///etc"):
+        with pytest.raises(ValidationError, match="agent_url"):
+            NodeRegistration.model_validate({**NODE, "agent_url": wrong})

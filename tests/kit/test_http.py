@@ -53,6 +53,21 @@ async def test_a_safe_request_is_tried_again() -> None:
     assert asked == [f"GET {TOKENS.authorization()}"] * 3
 
 
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+async def test_a_redirect_is_no_answer(status: int) -> None:
+    """Cells and nodes answer this client, and what it asks for next would be theirs to choose."""
+    asked: list[str] = []
+
+    async def handle(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        return web.Response(status=status if len(asked) == 1 else 200, headers={"location": "/elsewhere"})
+
+    async with a_peer(handler=handle) as peer:
+        with pytest.raises(ProblemError) as caught:
+            await peer.request("GET", "/x")
+    assert (caught.value.status, asked) == (503, ["/x"])
+
+
 @pytest.mark.parametrize(("status", "tries"), [(503, 4), (404, 1), (500, 1)])
 async def test_what_stays_wrong_is_a_problem(status: int, tries: int) -> None:
     handler, asked = answering(status)
