@@ -13,7 +13,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from pydantic import ValidationError
 
-from services.admission.cells.placing import Placing
+from services.admission.cells import placing
+from services.admission.cells.placing import EstimateHere, Placing
 from services.admission.cells.remote import RemoteJob
 from services.admission.repository.cells import SETTLES_S
 from services.contracts.explanations import StartEstimate
@@ -113,6 +114,14 @@ class Pair:
 
     async def offer_here(self, tenant_id: str, body: bytes) -> StartEstimate:
         return self.here
+
+    def offer_to(self, name: str) -> EstimateHere:
+        """Return what this home offers to jobs of a name alone."""
+
+        async def offer(tenant_id: str, body: bytes) -> StartEstimate:
+            return estimate(100.0, suits=json.loads(body)["name"] == name)
+
+        return offer
 
     async def turns(self, count: int = 1) -> None:
         for _ in range(count):
@@ -432,3 +441,31 @@ async def test_a_cell_whose_pages_have_no_end_does_not_hold_up_the_others(pair: 
     async with asyncio.timeout(20):
         await pair.turns()
     assert (await pair.job(job_id))["cell"] == "north"
+
+
+async def test_jobs_that_nobody_takes_keep_no_other_from_its_turn(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placing, "PLACED_AT_ONCE", 2)
+    await pair.add()
+    pair.door.is_cut_off, pair.here = True, estimate(100.0, suits=False)
+    stuck = [await pair.home.submit({"name": "stuck", "cells": ["north"]}) for _ in range(3)]
+    await pair.turns(2)
+    pair.here = estimate(100.0)
+    monkeypatch.setattr(pair.placing, "_here", pair.offer_to("later"))
+    later = await pair.home.submit({"name": "later", "cells": ["any"]})
+    await pair.turns(3)
+    assert (await pair.job(later))["reason"] != "choosing_cell"
+    assert {(await pair.job(job_id))["reason"] for job_id in stuck} == {"choosing_cell"}
+
+
+async def test_a_slow_cell_holds_up_no_other_for_long(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placing, "FOLLOWED_S", 0.0)
+    await pair.add()
+    job_id = await pair.home.submit({"cells": ["any"]})
+    await pair.turns(1)
+    (copy,) = await pair.copies()
+    await pair.cell.start(copy["id"])
+    await pair.turns(2)
+    assert (await pair.job(job_id))["state"] == "queued"
+    monkeypatch.setattr(placing, "FOLLOWED_S", 30.0)
+    await pair.turns(1)
+    assert (await pair.job(job_id))["state"] == "running"

@@ -27,6 +27,7 @@ from services.kit.text import visible
 
 log = Log(__name__)
 
+FOLLOWED_S = 30.0  #: After so long in one turn, a slow cell's other jobs wait for the next: so do the other cells
 PLACED_AT_ONCE = 50  #: Jobs whose places are chosen in one turn
 NOTED_EVERY = timedelta(seconds=10)  #: How old it may be when a cell was heard last
 LOOKED_AT_AT_ONCE = 2  #: Waiting jobs about which the cells are asked again in one turn
@@ -62,6 +63,7 @@ class Placing:
         self._engine, self._connect, self._here, self._on_change = engine, connect, here, on_change
         self._again_s = again_s
         self._looked_at, self._next_lap_s = "", 0.0
+        self._placed_up_to = ""  # jobs that nobody takes now keep no others from their turn
         self._refused: dict[tuple[str, str], float] = {}  #: By job and cell: until when it is not offered there again
 
     async def turn(self) -> None:
@@ -76,7 +78,8 @@ class Placing:
         cells = [found for found in await asyncio.gather(*map(self._follow, rows)) if found is not None]
         by_name = {cell.row.name: cell for cell in cells if cell.answers}
         async with self._engine.connect() as connection:
-            waiting = await CellRepository(connection).to_place(PLACED_AT_ONCE)
+            waiting = await CellRepository(connection).to_place(self._placed_up_to, PLACED_AT_ONCE)
+        self._placed_up_to = waiting[-1].id if len(waiting) == PLACED_AT_ONCE else ""
         for row in waiting:
             if rows:
                 await self._place(row, by_name)
@@ -94,8 +97,10 @@ class Placing:
             cell = Heard(row, remote)
             async with self._engine.connect() as connection:
                 given = await CellRepository(connection).given(row.name)
+            until_s = time.monotonic() + FOLLOWED_S
             for each in given:
-                problem = await self._advance(cell, each, live) or problem
+                if time.monotonic() < until_s:
+                    problem = await self._advance(cell, each, live) or problem
         except Exception as error:  # whatever befalls one cell, the others have their turn
             if is_connection_error(error):
                 raise

@@ -54,7 +54,8 @@ UPDATE cells SET problem = :problem, heard_at = CASE WHEN :heard THEN now() ELSE
 
 _WAITING = text("""
 SELECT id, tenant_id, spec, cell, 0 AS moves FROM jobs
- WHERE cell = '' AND state = 'queued' AND NOT cancel_requested AND NOT hold_requested ORDER BY id LIMIT :limit
+ WHERE cell = '' AND state = 'queued' AND NOT cancel_requested AND NOT hold_requested AND id > :after
+ ORDER BY id LIMIT :limit
 """)
 
 # Jobs that wait, at home or in a cell, were never started and may be elsewhere.
@@ -269,9 +270,9 @@ class CellRepository(Repository):
         """Note that a cell was heard, or why not, or what it refused."""
         await self._connection.execute(_HEARD, {"name": name, "problem": problem, "heard": heard})
 
-    async def to_place(self, limit: int) -> list[WaitingRow]:
-        """Return jobs whose place is to be chosen, oldest first."""
-        return await self._all(_WAITING.bindparams(limit=limit), lambda row: WaitingRow(**row))
+    async def to_place(self, after: str, limit: int) -> list[WaitingRow]:
+        """Return jobs whose place is to be chosen, oldest first, from behind one."""
+        return await self._all(_WAITING.bindparams(after=after, limit=limit), lambda row: WaitingRow(**row))
 
     async def roaming(self, after: str, limit: int) -> list[WaitingRow]:
         """Return jobs that wait somewhere and might wait elsewhere, by id, from behind one."""
