@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from services.cli import output
-from services.cli.commands import EXIT_USAGE, CliError
+from services.cli.commands import EXIT_FAILED, EXIT_USAGE, CliError
 from services.cli.output import console
 from services.cli.plugins import add_commands, add_moved
 from services.kit.extras import missing_extra
@@ -132,6 +132,10 @@ def run(command: Callable[[], object]) -> None:
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(0)
+    except OSError as error:  # of a file of this machine, such as on a full disk
+        console.file.flush()
+        output.say(f"wattshift: {error}")
+        sys.exit(EXIT_FAILED)
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ def main() -> int:
 
     try:
         asyncio.run(serve(stack, on_ready=say_ready, beat=pulse.beat))
-    except StackError as error:
+    except (StackError, OSError) as error:  # the latter: a file cannot be written, such as on a full disk
         print(f"wattshift: {error}", file=sys.stderr)
         return EXIT_BAD_SETTINGS if isinstance(error, BadInputError) else 1
     return 0

@@ -15,12 +15,14 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import lzma
 import os
 import re
 import shutil
 import signal
 import tarfile
 import tempfile
+import zlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -28,6 +30,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
+
+from pydantic import TypeAdapter
 
 from migrations import run as migrations
 from migrations.run import NoWayBackError, is_known
@@ -64,6 +68,7 @@ class Manifest:
     files: dict[str, str] = field(default_factory=dict)
 
 
+_MANIFEST = TypeAdapter(Manifest)
 Advance = Callable[[str, int, int], None]  #: Is told what is being done, and how many steps of how many are done
 
 
@@ -159,12 +164,10 @@ def read_manifest(source: Path) -> Manifest:
     try:
         with tarfile.open(source) as archive:
             member = archive.extractfile(MANIFEST)
-            found = json.loads(member.read()) if member else {}
-        known = {name: found[name] for name in ("format", "release", "schema", "made_at")}
-        manifest = Manifest(**known, files=dict(found.get("files", {})))
+            manifest = _MANIFEST.validate_json(member.read() if member else b"", strict=True)
     except OSError as error:
         raise BadInputError(f"cannot read {source}: {error.strerror or error}") from None
-    except (tarfile.TarError, KeyError, ValueError, TypeError):
+    except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, KeyError, ValueError):
         raise BadInputError(f"{source} is not a backup that `wattshift backup` wrote") from None
     if manifest.format > FORMAT:
         raise BadInputError(f"{source} was written by release {manifest.release}: restore it with that one or a newer")

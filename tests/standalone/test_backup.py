@@ -204,7 +204,35 @@ def test_what_is_no_backup_or_newer_than_this_release(folder: Path, postgres_url
     assert [path.name for path in folder.iterdir()] == ["backup.tar"]
 
 
-@pytest.mark.parametrize("damage", ["cut off", "another secret"])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"format": "1"}, {"format": None}, {"schema": ["x"]}, {"made_at": 1}, {"release": {}}, {"files": [1]}),
+        *({"files": {"database.dump": 1}}, "thesis", 7, None, [], {}),
+    ],
+    ids=str,
+)
+def test_a_manifest_that_says_something_else_is_no_backup(folder: Path, wrong: Any) -> None:
+    right = {"format": 1, "release": "1", "schema": "x", "made_at": "now", "files": {}}
+    content = json.dumps(right | wrong if isinstance(wrong, dict) and wrong else wrong).encode()
+    with tarfile.open(folder / "backup.tar", "w") as archive:
+        member = tarfile.TarInfo("manifest.json")
+        member.size = len(content)
+        archive.addfile(member, io.BytesIO(content))
+    with pytest.raises(BadInputError, match="is not a backup"):
+        backup.restore(DataFolder(folder / "two"), folder / "backup.tar", {})
+
+
+@pytest.mark.parametrize("mode", ["gz", "xz"])
+def test_a_compressed_archive_that_is_cut_off_is_no_backup(folder: Path, mode: str) -> None:
+    with tarfile.open(folder / "whole", f"w:{mode}") as archive:  # type: ignore[call-overload]
+        archive.add(ROOT / "README.md", "manifest.json")
+    (folder / "backup.tar").write_bytes((folder / "whole").read_bytes()[:-400])
+    with pytest.raises(BadInputError, match="is not a backup"):
+        backup.read_manifest(folder / "backup.tar")
+
+
+@pytest.mark.parametrize("damage", ["missing", "not as it was written"])
 def test_a_damaged_backup_is_refused_and_named(folder: Path, postgres_url: str, damage: str) -> None:
     file = folder / "backup.tar"
     backup.back_up(an_installation(folder / "one"), file, {"DATABASE_URL": fresh_database(postgres_url)})
@@ -212,11 +240,10 @@ def test_a_damaged_backup_is_refused_and_named(folder: Path, postgres_url: str, 
     with tarfile.open(file) as archive:
         key = archive.getmember("secrets/secrets-key")
     # Between two files an archive may end: it opens like a whole one.
-    file.write_bytes(whole[: key.offset] if damage == "cut off" else whole.replace(b"s" * 40, b"x" * 40))
+    file.write_bytes(whole[: key.offset] if damage == "missing" else whole.replace(b"s" * 40, b"x" * 40))
 
     target = an_empty_database(postgres_url, "damaged")
-    says = "secrets-key is missing" if damage == "cut off" else "secrets-key is not as it was written"
-    with pytest.raises(BadInputError, match=says):
+    with pytest.raises(BadInputError, match=f"is damaged: .*is {damage}; restore another copy"):
         backup.restore(DataFolder(folder / "two"), file, {"DATABASE_URL": target})
     assert sorted(path.name for path in folder.iterdir()) == ["backup.tar", "one"]
 
