@@ -40,10 +40,10 @@ class Poller:
                 wait_s = min(wait_s * 2 ** min(failures - 1, 10), max(wait_s, LONGEST_BACKOFF_S))
                 wait_s = max(wait_s, min(error.retry_after_s, DAY_S))
                 log.warning("source.failed", **vars(source.key), error=str(error), failures=failures)
-            except Exception as error:
+            except Exception:
                 # The database is away, or we have a bug: this zone goes stale, says so, and the next turn tries again.
                 failures += 1
-                source.last_error = f"{type(error).__name__}: {error}"
+                source.last_error = "it could not be asked, or its answer not be stored; the service's log says why"
                 log.exception("source.poll_failed", **vars(source.key), failures=failures)
             await asyncio.sleep(wait_s * random.uniform(0.9, 1.0))
 

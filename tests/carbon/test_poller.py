@@ -1,5 +1,6 @@
 """Keeping the store up to date: first fetch, gaps after downtime, outages, and a fast replay."""
 
+import asyncio
 import itertools
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -12,6 +13,7 @@ from carbon_service.providers.protocol import Point, ProviderError
 from carbon_service.providers.recorded import Recorded
 from carbon_service.providers.uk import ENTRY as UK
 from carbon_service.repository import Repository
+from carbon_service.zones import Source
 from services.core.domain.carbon import Signal
 from tests.carbon.harness import NOW_S, Bench, Now, a_bench
 from tests.carbon.upstream import Answer, Upstream, Watch, built
@@ -136,6 +138,21 @@ async def test_a_provider_that_never_answered_leaves_no_data(uk: Bench, britain:
         await uk.poll()
     with pytest.raises(Exception, match="Nothing is known of GB"):
         await uk.service.current("GB", None)
+
+
+async def test_what_broke_here_is_told_to_the_log_alone(uk: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every user sees why a zone has no values: the text of any exception may name hosts, accounts and files."""
+
+    async def fail(_: Source) -> None:
+        raise OSError("Connect call failed ('10.0.0.5', 5432): password of wattshift")
+
+    monkeypatch.setattr(uk.poller, "poll", fail)
+    polling = asyncio.create_task(uk.poller.run(uk.source))
+    await asyncio.wait({polling}, timeout=0.1)
+    polling.cancel()
+    (zone,) = uk.service.zones().items
+    assert "log says why" in str(zone.sources[0].last_error)
+    assert "10.0.0.5" not in str(zone.sources[0].last_error)
 
 
 async def test_a_provider_whose_clock_is_wrong_is_not_believed(uk: Bench, britain: Britain) -> None:
