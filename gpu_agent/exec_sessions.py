@@ -137,7 +137,8 @@ class ExecSession:
             for task in (*tasks, left):
                 task.cancel()
             await asyncio.gather(ended, left, return_exceptions=True)
-            self.streams.close()
+            async with self._feeding:  # else another file could get the number of one that is waited for
+                self.streams.close()
             self.connection.close()
             if self.code is None or self._over_at < float("inf"):
                 wake_shim(self.gang)
