@@ -15,7 +15,7 @@ from optimizer_service.queue import LIMITS, PLAN_QUEUE, QUEUE, TASK, TRAINING_LI
 from optimizer_service.repository.lengths import solve_repository, training_repository
 from optimizer_service.service import OptimizerService
 from optimizer_service.settings import OptimizerSettings
-from services.db.engine import create_engine, is_connection_error
+from services.db.engine import create_engine, is_connection_error, ping
 from services.db.figures import pool_of, work_of
 from services.kit.app import answer_unavailable, create_service, serve
 from services.kit.background.queue import TaskQueue
@@ -24,7 +24,7 @@ from services.kit.carbon import Carbon
 from services.kit.celery import create_celery
 from services.kit.http import client_of, new_session
 from services.kit.metrics import Metrics
-from services.kit.redis import connect
+from services.kit.redis import check_answers, connect
 from services.kit.settings import exit_with, settings_or_exit
 from services.kit.tasks import end_tasks
 
@@ -68,8 +68,8 @@ def create_app(settings: OptimizerSettings) -> FastAPI:
         await engine.dispose()
 
     async def readiness() -> None:
-        await repository.ping()
-        await queue.ping()
+        await ping(engine)
+        await check_answers(redis)
 
     app = create_service(
         "Wattshift optimizer", settings, lifespan=lifespan, readiness=readiness, max_body_bytes=settings.max_body_bytes

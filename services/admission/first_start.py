@@ -15,6 +15,7 @@ from services.admission.repository.access import AccessRepository
 from services.contracts.identity import KeySpec, Role, TenantSpec, UserSpec
 from services.contracts.invalid import NAME_PATTERN
 from services.db.engine import is_connection_error
+from services.kit import files
 from services.kit.logging import Log
 
 log = Log(__name__)
@@ -92,19 +93,7 @@ def _kept_secret(path: Path) -> str:
 def write_secret(path: Path, secret: str) -> None:
     """Write a secret to ``path``, readable by its owner only, and return once it is on disk."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.unlink(missing_ok=True)
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(secret + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    draft.rename(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    files.replace(path, f"{secret}\n".encode())
 
 
 def show_secret(secret: str, data_dir: Path) -> None:

@@ -21,7 +21,6 @@ from sqlalchemy import (
     literal,
     or_,
     select,
-    text,
     update,
 )
 from sqlalchemy.dialects.postgresql import insert
@@ -84,11 +83,6 @@ class WorkRepository:
             found = await connection.execute(query.where(work.c.state.in_(LIVE), self._swept))
             waiting, busy, longest_s = found.one()
         return LiveWork(int(waiting), int(busy), float(longest_s))
-
-    async def ping(self) -> None:
-        """Return once the database has answered."""
-        async with self._engine.connect() as connection:
-            await connection.execute(text("SELECT 1"))
 
     async def submitted(self, tenant_id: str, key: str, body_sha256: bytes) -> str | None:
         """Return the work that an idempotency key refers to, if any.

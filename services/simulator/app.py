@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from services.db.engine import create_engine, is_connection_error
+from services.db.engine import create_engine, is_connection_error, ping
 from services.db.figures import pool_of, work_of
 from services.kit.app import answer_unavailable, create_service, serve
 from services.kit.background.queue import TaskQueue
@@ -18,7 +18,7 @@ from services.kit.http import client_of, new_session
 from services.kit.metrics import Metrics
 from services.kit.plugins import PluginError
 from services.kit.policies import load_policies
-from services.kit.redis import connect
+from services.kit.redis import check_answers, connect
 from services.kit.repeating import repeat
 from services.kit.settings import exit_with, settings_or_exit
 from services.kit.tasks import end_tasks
@@ -74,8 +74,8 @@ def create_app(settings: SimulatorSettings) -> FastAPI:
         await engine.dispose()
 
     async def readiness() -> None:
-        await repository.ping()
-        await queue.ping()
+        await ping(engine)
+        await check_answers(redis)
 
     app = create_service(
         "Wattshift simulator", settings, lifespan=lifespan, readiness=readiness, max_body_bytes=settings.max_body_bytes

@@ -67,6 +67,3 @@ class TaskQueue:
 
     async def waiting(self) -> int:
         return int(await self._redis.llen(queue_key(self._queue)))  # type: ignore[misc]  # redis-py has one type for its sync and async clients
-
-    async def ping(self) -> None:
-        await self._redis.ping()  # type: ignore[misc]
