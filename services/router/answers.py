@@ -276,7 +276,7 @@ def _names(turn: Turn, server: Server) -> Renamed:
 
 def is_stream(headers: list[Header]) -> bool:
     """Whether an answer is a stream of events."""
-    return any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers)
+    return _content_type(headers).startswith(b"text/event-stream")
 
 
 def is_identity(headers: list[Header]) -> bool:
@@ -308,7 +308,14 @@ def _events_of_flex(piece: bytes) -> bytes:
 
 
 def _is_json(headers: list[Header]) -> bool:
-    return any(name == b"content-type" and b"json" in value for name, value in headers)
+    return b"json" in _content_type(headers)
+
+
+def _content_type(headers: list[Header]) -> bytes:
+    for name, value in headers:
+        if name == b"content-type":
+            return value
+    return b""
 
 
 def _location(server: Server) -> list[Header]:

@@ -190,9 +190,17 @@ class Fleet:
             server.instance = instance
             return server
 
-        self.apps = {app.name: app for app in table.apps}
+        apps, before = {app.name: app for app in table.apps}, self.apps
+
+        def spec_of(row: RoutedAppServer) -> RoutedServer:
+            server, app = self.instances.get(row.id), apps.get(row.app)
+            if server is not None and server.instance == row and before.get(row.app) == app:
+                return server.spec
+            return _of_app(row, app)
+
         self.servers = {spec.id: kept(spec, processes) for spec in table.servers}
-        self.instances = {each.id: kept(_of_app(each, self.apps.get(each.app)), 1, each) for each in table.app_servers}
+        self.instances = {each.id: kept(spec_of(each), 1, each) for each in table.app_servers}
+        self.apps = apps
         for server in known.values():
             server.origin.close()
         self._leaving = {name: each for name, each in known.items() if each.held}

@@ -271,7 +271,7 @@ class Lane:
         return await self._wait(ticket, timeout_s)
 
     def _take_at_once(self, ticket: Ticket) -> Server | None:
-        stuck = self.pump()  # whoever waits after it cannot be served now: nobody is overtaken
+        stuck = self.pump() if len(self.queue) else ()  # who waits after it cannot be served now: nobody is overtaken
         server = None if ticket.request.excluded in stuck else self.choose(ticket, time.monotonic())
         if server is not None:
             self._begin(ticket, server)

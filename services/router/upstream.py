@@ -71,6 +71,7 @@ class Connection(asyncio.Protocol):
     def __init__(self, origin: Origin, loop: asyncio.AbstractEventLoop) -> None:
         self.origin, self._loop = origin, loop
         self._transport: asyncio.Transport | None = None
+        self._parser = httptools.HttpResponseParser(self)
         self._waiter: asyncio.Future[None] | None = None
         self.error: UpstreamError | None = None
         self.on_over: Callable[[], object] | None = None
@@ -80,7 +81,6 @@ class Connection(asyncio.Protocol):
         self._reset()
 
     def _reset(self) -> None:
-        self._parser = httptools.HttpResponseParser(self)
         self._pieces: deque[bytes] = deque()
         self._size = 0
         self._unread = 0

@@ -23,7 +23,7 @@ from services.kit.problems import ProblemError
 
 T = TypeVar("T")
 Header = tuple[bytes, bytes]
-UNWATCHED_S = 0.02  #: How long a request is worked on before anyone looks whether its client is still there
+UNWATCHED_S = 0.1  #: How long a request is worked on before anyone looks whether its client is still there
 
 _REQUEST_ID_NAME = REQUEST_ID_HEADER.encode()
 _NO_SNIFFING = (b"x-content-type-options", b"nosniff")  # a job's output is text, whatever it looks like
