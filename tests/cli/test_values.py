@@ -92,5 +92,5 @@ def test_a_file_that_cannot_be_read_is_named_in_one_line(tmp_path: Path, content
 @pytest.mark.parametrize("text", ["9999999d", "999999999:00", "99999999999999999999w"])
 def test_a_length_that_no_calendar_has_is_refused(text: str) -> None:
     for read in (lambda: past_time(text, "--since"), lambda: time_of(f"+{text}", "--from", datetime.now(UTC))):
-        with pytest.raises(CliError, match="is not a duration|is neither an age"):
+        with pytest.raises(CliError, match=r"is not a duration|is neither an age"):
             read()
