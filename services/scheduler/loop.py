@@ -248,7 +248,7 @@ class Scheduler:
         """Make sure that there is a policy; only a new installation has none."""
         if not self._prepared:
             async with self._database.connection() as connection:
-                await rounds.prepare(connection, self._settings.policy)
+                await connection.execute(rounds.FIRST_STATE, self._settings.policy)
             self._prepared = True
 
     async def turn(self) -> None:
@@ -326,7 +326,7 @@ class Scheduler:
                     watts = {"measured_w": order.measured_w, "limit_w": order.limit_w, "ratio": order.ratio}
                     log.info("grid.order", order=order.id, **{name: round(value, 3) for name, value in watts.items()})
                 async with self._database.connection() as connection:
-                    await orders.keep_ratios(connection, ratios)
+                    await connection.execute(orders.KEEP_RATIOS, [*ratios], [*ratios.values()])
             self._ratios, loaded = ratios, replace(loaded, snapshot=snapshot)
             if loaded.withheld:
                 async with self._database.connection() as connection:
@@ -419,8 +419,8 @@ class Scheduler:
 
     async def _trim(self) -> None:
         async with self._database.connection() as connection:
-            await rounds.trim(connection, self._settings.plans_kept)
-            await engines.forget(connection)
+            await connection.execute(rounds.TRIM_PLANS, self._settings.plans_kept)
+            await connection.execute(engines.FORGET)
 
     async def _sleep_until_woken(self) -> None:
         """Return at the next hint, and at the latest when the next check is due."""

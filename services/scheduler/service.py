@@ -109,7 +109,7 @@ class SchedulerService:
                 return
             if node.state == PowerState.GOING_DOWN:
                 raise PowerRefusedError("It is being powered down; try again when it is off, or pin it awake.")
-            await node_power.add(connection, node_id)
+            await connection.execute(node_power.KNOWN, node_id)
             sources = (PowerState.OFF, PowerState.FAILED, PowerState.ON)
             await node_power.wake(connection, [node_id], *BY_OPERATOR, sources=sources)
             await audit.note(connection, caller, "node.wake", node_id)
@@ -118,8 +118,8 @@ class SchedulerService:
         """Keep a node awake, waking it first if need be, or let plans power it down again; note who did."""
         async with self._database.transaction() as connection:
             await self._powered(connection, node_id)
-            await node_power.add(connection, node_id)
-            if await node_power.pin(connection, node_id, pinned):
+            await connection.execute(node_power.KNOWN, node_id)
+            if await connection.fetchval(node_power.PIN, node_id, pinned) is not None:
                 await audit.note(connection, caller, "node.pin_awake" if pinned else "node.unpin", node_id)
 
     async def _powered(self, connection: Connection, node_id: str) -> PoweredNode:

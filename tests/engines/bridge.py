@@ -15,17 +15,19 @@ SUBMITTED = datetime(2026, 11, 1, tzinfo=UTC)
 
 
 class Bridge:
-    """An engine named ``slurm``."""
+    """An engine, by default named ``slurm``."""
 
-    def __init__(self, world: World, mode: EngineMode = EngineMode.CONTROL, kind: str = "slurm") -> None:
-        self.world, self.mode, self.kind = world, mode, kind
+    def __init__(
+        self, world: World, mode: EngineMode = EngineMode.CONTROL, kind: str = "slurm", name: str = ENGINE
+    ) -> None:
+        self.world, self.mode, self.kind, self.name = world, mode, kind, name
 
     async def enrol(self, nodes: int = 2, gpus: int = 4) -> None:
         """Become known, with so many nodes, named g1 and so on."""
         await self.world.fetch(
             "INSERT INTO nodes (id, token_sha256, address, agent_url, zone, driver, containers, host_power, devices) "
             "VALUES ($1, $2, '', '', 'Z', 'engine', false, 'modelled', '[]')",
-            ENGINE,
+            self.name,
             sha256("token"),
         )
         await self.say(nodes=[node(f"g{number}", gpus) for number in range(1, nodes + 1)])
@@ -35,7 +37,7 @@ class Bridge:
         report = EngineReport.model_validate(
             {"boot_id": "b", "kind": self.kind, "mode": self.mode, "jobs": list(jobs), **fields}
         )
-        found = await mirror(self.world.database, ENGINE, "token", report, 60, "Z")
+        found = await mirror(self.world.database, self.name, "token", report, 60, "Z")
         assert found is not None
         await self.world.scheduler.turn()
         return found[0]

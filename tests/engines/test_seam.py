@@ -1,5 +1,6 @@
 """Jobs of an engine, from its bridge's reports to decisions and back, as rows and commands."""
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 from itertools import product
 
@@ -10,7 +11,9 @@ from services.core.cycle.plan import Preempt
 from services.core.domain.ids import JobId
 from services.core.domain.reasons import Reason
 from services.kit.ids import utc_now
+from services.scheduler.engines.ingest import claims_of
 from services.scheduler.planning.apply import _preempt
+from services.scheduler.repository.engines import HeldRow
 from tests.engines.bridge import SUBMITTED, Bridge, a_job, node, on
 from tests.scheduler.world import World
 
@@ -406,6 +409,39 @@ async def test_a_bridge_that_starts_again_is_told_everything(world: World) -> No
     reply = await bridge.say(wants_decisions=True)
 
     assert [(each.external_id, each.action.value) for each in reply.decisions] == [("1", "release"), ("2", "release")]
+
+
+async def test_two_engines_may_have_jobs_of_one_id(world: World) -> None:
+    """The report of one waits for its own turn, and is not taken for folded with the other's."""
+    first, second = Bridge(world), Bridge(world, name="slurm-b")
+    await first.enrol()
+    await second.enrol()
+    await first.say(a_job("1"))
+    async with world.database.transaction() as connection:
+        locked = "SELECT FROM engine_jobs WHERE engine = 'slurm' FOR UPDATE"
+        await world.fetch("UPDATE engine_jobs SET unfolded = true RETURNING 1")
+        await connection.fetch(locked)
+        async with asyncio.timeout(10):
+            await second.say(a_job("1", "running", shares=[on("g1", 0)]))
+    rows = await world.fetch("SELECT engine, state FROM jobs ORDER BY engine")
+    assert [tuple(row) for row in rows] == [("slurm", "starting"), ("slurm-b", "running")]
+    assert [row[0] for row in await world.fetch("SELECT engine FROM engine_jobs WHERE unfolded")] == ["slurm"]
+
+
+def test_a_planned_run_gets_no_devices_of_an_engine_whose_name_begins_alike() -> None:
+    planned = HeldRow("a", "starting", [{"node_id": "ray.gone", "devices": [0, 1]}], "ray", 0.0)
+    devices = [("ray", "ray.n1", 0), ("ray.eu", "ray.eu.n1", 0)]
+    assert claims_of([planned], devices) == {("a", "ray.n1", 0)}
+
+
+async def test_a_job_on_hold_that_its_engine_has_lost_has_failed(world: World) -> None:
+    bridge = Bridge(world)
+    await bridge.enrol()
+    await bridge.say(a_job("1", gpus=64))
+    await world.fetch("UPDATE jobs SET state = 'held' WHERE external_id = '1' RETURNING 1")
+    await bridge.say(a_job("1", "missing", gpus=64))
+    job = await bridge.job("1")
+    assert (job["state"], job["reason"]) == ("failed", "engine_lost")
 
 
 STATES = [state.value for state in EngineJobState]

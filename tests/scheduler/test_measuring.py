@@ -379,7 +379,7 @@ async def test_a_measurement_is_locked_only_where_it_stands(world: World, policy
         assert await measurements.lock(connection, one, 0)
         assert not await measurements.lock(connection, one, 1)
         assert not await measurements.lock(connection, "job_gone.1", 0)
-        await measurements.end(connection, one, "done", "")
+        await connection.execute(measurements.END, one, "done", "")
         assert not await measurements.lock(connection, one, 0)
         assert await measurements.lock(connection, other, 0)
 

@@ -31,7 +31,7 @@ class JobState(StrEnum):
 S = JobState
 
 TRANSITIONS: dict[JobState, frozenset[JobState]] = {
-    S.HELD: frozenset({S.QUEUED, S.SUCCEEDED, S.CANCELLED}),
+    S.HELD: frozenset({S.QUEUED, S.SUCCEEDED, S.FAILED, S.CANCELLED}),
     S.QUEUED: frozenset({S.HELD, S.STARTING, S.SUCCEEDED, S.CANCELLED, S.FAILED}),
     S.STARTING: frozenset({S.RUNNING, S.PREEMPTING, S.QUEUED, S.SUCCEEDED, S.FAILED, S.CANCELLED}),
     S.RUNNING: frozenset({S.PREEMPTING, S.QUEUED, S.SUCCEEDED, S.FAILED, S.CANCELLED}),
@@ -42,7 +42,7 @@ TRANSITIONS: dict[JobState, frozenset[JobState]] = {
 }
 """``STARTING`` and ``RUNNING`` fall back to ``QUEUED`` directly when their node is lost; ``PREEMPTING`` becomes
 ``HELD`` when a running job was put on hold. ``QUEUED`` and ``HELD`` become ``SUCCEEDED`` when a node that was given up
-returns and says that it had finished the job."""
+returns and says that it had finished the job, and ``FAILED`` when the engine of the job has lost it."""
 
 
 def check_transition(current: JobState, following: JobState) -> None:

@@ -6,7 +6,7 @@ anywhere.
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from services.contracts.engines import ENGINE_LABEL, QUEUEING, EngineAction, EngineJob, node_name
 from services.contracts.jobs import GpuRequest, JobSpec
@@ -22,7 +22,7 @@ from services.scheduler.engines.decisions import CANCELLED, ON_HOLD, decide, sen
 from services.scheduler.ingest.gangs import EndReason, GangState
 from services.scheduler.repository import engines, gangs, jobs
 from services.scheduler.repository.documents import Json, StoredShare
-from services.scheduler.repository.engines import Claim, HeldRow, NewJob, UnfoldedRow, WishRow
+from services.scheduler.repository.engines import Claim, Device, HeldRow, NewJob, UnfoldedRow, WishRow
 from services.scheduler.settings import SchedulerSettings
 
 log = Log(__name__)
@@ -31,6 +31,7 @@ BATCH = 500
 MOST_BATCHES = 100
 """In one look, so that rounds are held even while reports come as fast as they are folded."""
 LONGEST_S = 365 * 86_400.0  #: The longest time limit of a job; engines have longer ones
+_WAITING = (JobState.QUEUED, JobState.HELD)
 _HOLDING = (JobState.STARTING, JobState.RUNNING, JobState.PREEMPTING)
 _STREAM = command_stream("\0").split("\0")
 
@@ -85,8 +86,9 @@ class EngineIngest:
             await engines.gate(connection, blocked)
             await engines.admit(connection, self._settings.engine_tenant, new)
             # A job that is new and runs already is folded once more, now that it is known.
-            fresh = {job.external_id.partition("#")[0] for job in new}
-            await engines.mark_folded(connection, [row.external_id for row in rows if row.external_id not in fresh])
+            fresh = {(job.engine, job.external_id.partition("#")[0]) for job in new}
+            folded = [(row.engine, row.external_id) for row in rows]
+            await engines.mark_folded(connection, [each for each in folded if each not in fresh])
             await engines.count(connection, deviations)
             await _claim(connection)
         log.info("engine.folded", reports=len(rows), new=len(new), deviations=sum(deviations.values()))
@@ -161,11 +163,13 @@ class _Fold:
             case folding.RunsOn():
                 assert row.gang_id is not None
                 await engines.placed(self._connection, row.gang_id, self._shares(), GangState.RUNNING.value)
-                await engines.run_on(self._connection, row.job_id, f"It could not be stopped: {self.report.refused}")
+                await self._connection.execute(
+                    engines.RUN_ON, row.job_id, f"It could not be stopped: {self.report.refused}"
+                )
             case folding.Waits():
-                await self._ends_run(row.job_id, fate.job, fate.reason, fate.detail, None, preempted=fate.preempted)
+                await self._ends(row.job_id, fate.job, fate.reason, fate.detail, None, preempted=fate.preempted)
             case folding.Ends():
-                await self._ends(row.job_id, fate)
+                await self._ends(row.job_id, fate.job, fate.reason, fate.detail, fate.exit_code)
             case folding.Stays():
                 pass
 
@@ -189,22 +193,15 @@ class _Fold:
             starting, running = [JobState.STARTING], JobState.RUNNING
             await jobs.move(self._connection, job_id, starting, running, reason="running", detail=detail, data=event)
 
-    async def _ends(self, job_id: str, fate: folding.Ends) -> None:
-        if self._row.gang_id is None:
-            await engines.end_waiting(
-                self._connection, job_id, fate.job.value, fate.reason, fate.detail, fate.exit_code
-            )
-            return
-        await self._ends_run(job_id, fate.job, fate.reason, fate.detail, fate.exit_code)
-
-    async def _ends_run(
+    async def _ends(
         self, job_id: str, state: JobState, reason: str, detail: str, exit_code: int | None, *, preempted: bool = False
     ) -> None:
-        assert self._row.gang_id is not None
-        attained_gpu_s = await gangs.end(self._connection, self._row.gang_id, reason)
-        sources = _HOLDING
+        """End a job's run, if it has one, and have the job wait again or be over."""
+        gang, sources, attained_gpu_s = self._row.gang_id, _WAITING, 0.0
+        if gang is not None:
+            attained_gpu_s, sources = await gangs.end(self._connection, gang, reason), _HOLDING
         if state is JobState.HELD:
-            await jobs.mark_preempting(self._connection, job_id)
+            await self._connection.execute(jobs.MARK_PREEMPTING, job_id)
             sources = (JobState.PREEMPTING,)
         await jobs.move(
             self._connection,
@@ -216,7 +213,7 @@ class _Fold:
             exit_code=exit_code,
             preemptions=int(preempted),
             attained_gpu_s=attained_gpu_s,
-            data={"allocation_id": self._row.gang_id},
+            data=None if gang is None else {"allocation_id": gang},
         )
 
 
@@ -265,7 +262,7 @@ def _name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")[:63]
 
 
-def claims_of(holders: Sequence[HeldRow], devices: Mapping[str, Sequence[int]]) -> set[Claim]:
+def claims_of(holders: Sequence[HeldRow], devices: Sequence[Device]) -> set[Claim]:
     """Return who holds which device of engines' nodes; no device is held twice.
 
     If an engine gives the same device to two runs, the one that began last has it: the other one is over, and its end
@@ -273,7 +270,7 @@ def claims_of(holders: Sequence[HeldRow], devices: Mapping[str, Sequence[int]]) 
     or of any node, so that room is kept for it wherever the engine puts it.
     """
     owner: dict[tuple[str, int], str] = {}
-    known = {(node, device) for node, numbers in devices.items() for device in numbers}
+    known = {(node, device) for _, node, device in devices}
     real = [holder for holder in holders if holder.state != "starting"]
     for holder in sorted(real, key=lambda each: (each.started_s, each.id)):
         for share in holder.shares:
@@ -284,8 +281,8 @@ def claims_of(holders: Sequence[HeldRow], devices: Mapping[str, Sequence[int]]) 
         for share in holder.shares:
             node = share["node_id"]
             own = [(node, device) for device in share["devices"]]
-            beside = [(node, device) for device in devices.get(node, ())]
-            elsewhere = [place for place in sorted(known) if place[0].startswith(f"{holder.engine}.")]
+            beside = [(at, device) for _, at, device in devices if at == node]
+            elsewhere = [(at, device) for engine, at, device in devices if engine == holder.engine]
             wanted = len(share["devices"])
             for place in (*own, *beside, *elsewhere):
                 if wanted and place in known and place not in owner:

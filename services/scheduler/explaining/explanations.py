@@ -94,7 +94,7 @@ class Explanations:
         """Return the live state, and the time limits of the jobs that have one, seconds."""
         async with self._database.connection() as connection:
             limits_s = await explanations.time_limits_s(connection)
-            queued = await explanations.queued(connection)
+            queued = await connection.fetchval(explanations.QUEUED)
         return await asyncio.to_thread(live_state, self._view, live, limits_s, queued), limits_s
 
     async def _earlier(self, facts: Facts, live: Live, why: WhyItWaits) -> OneChange | None:

@@ -149,7 +149,7 @@ async def _prepare(connection: Connection) -> None:
     for row in await orders.unprepared(connection):
         watts, at = await orders.baseline(connection, row)
         if watts is not None:
-            await orders.set_baseline(connection, row.id, watts, at)
+            await connection.execute(orders.SET_BASELINE, row.id, watts, at)
 
 
 async def _check_zone(connection: Connection, zone: str | None) -> None:

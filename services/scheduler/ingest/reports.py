@@ -152,7 +152,7 @@ class Ingest:
 
     async def _run(self, gang: LiveGang) -> bool:
         async with self._database.transaction() as connection:
-            if not await gangs.run(connection, gang.id):
+            if await connection.fetchval(gangs.RUN, gang.id) is None:
                 return False
             await jobs.move(
                 connection,
@@ -182,7 +182,8 @@ class Ingest:
                 gang,
                 reports,
                 **await gangs.earlier(connection, gang.job_id),
-                stands_out=is_lost and await gangs.loss_stands_out(connection, gang.id),
+                stands_out=is_lost
+                and await connection.fetchval(gangs.LOSS_STANDS_OUT, gang.id, gangs.ABOUT_THE_SAME_TIME),
                 slice_lost=gang.id in await gangs.lost_slices(connection),
                 gpu_lost=(await gangs.lost_gpus(connection, gang.id)).get(gang.id, ""),
                 finished_before=gang.job_id in await gangs.finished_before(connection, gang.job_id),
@@ -191,10 +192,10 @@ class Ingest:
             if not isinstance(end, End):
                 return False
             attained_gpu_s = await gangs.end(connection, gang.id, end.reason.value)
-            await gangs.bind(connection, gang.job_id, gang.id)
+            await connection.execute(gangs.BIND, gang.job_id, gang.id)
             sources = HOLDING
             if end.job_state is JobState.HELD:
-                await jobs.mark_preempting(connection, gang.job_id)
+                await connection.execute(jobs.MARK_PREEMPTING, gang.job_id)
                 sources = (JobState.PREEMPTING,)
             await jobs.move(
                 connection,
@@ -400,7 +401,7 @@ async def _start_again(connection: Connection, gang: LiveGang, node_ids: set[str
         shares=gang.shares,
         master_addr=await gangs.address(connection, gang.shares[0]["node_id"]),
         master_port=gang.master_port,
-        account=await gangs.account(connection, gang.job_id),
+        account=await connection.fetchval(gangs.ACCOUNT, gang.job_id),
         uuids=await gangs.uuids(connection, gang.id),
         batch_size=gang.batch_size,
         packed=gang.packed,

@@ -154,7 +154,7 @@ async def refit(database: Database) -> bool:
             by_batch=found.by_batch,
         )
     async with database.connection() as connection:
-        await profiles.store(connection, profile)
+        await connection.execute(profiles.STORE, *profile)
     return True
 
 

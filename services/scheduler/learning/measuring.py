@@ -95,7 +95,7 @@ async def begin(connection: Connection, actions: Sequence[ProfileControls], coun
         control = action.kind.value
         devices = [device for node in gang.devices for device in node]
         values = values_to_try(action.kind, devices, count)
-        if len(values) < 2 or await measurements.has_failed(connection, gang.kind, gang.job_id, control):
+        if len(values) < 2 or await connection.fetchval(measurements.HAS_FAILED, gang.kind, gang.job_id, control):
             continue
         window_s = min(action.window_s, LONGEST_S / len(values))
         if await measurements.begin(connection, gang, devices[0]["model"], control, values, window_s):
@@ -215,7 +215,9 @@ async def _follow(connection: Connection, measurement: Measurement, verdict: End
 
 
 async def _begin_interval(connection: Connection, measurement: Measurement, at: int, sweep: Sweep) -> None:
-    await measurements.step(connection, measurement.allocation_id, at, sweep.values, sweep.window_s, sweep.least_s)
+    await connection.execute(
+        measurements.STEP, measurement.allocation_id, at, sweep.values, sweep.window_s, sweep.least_s
+    )
     await _set(connection, measurement, None if at == 0 else sweep.values[at], interval_s=sweep.least_s)
 
 
@@ -226,14 +228,9 @@ async def _without_point(connection: Connection, measurement: Measurement) -> st
 
 
 async def _keep(connection: Connection, measurement: Measurement, point: Point) -> None:
-    await measurements.keep(
-        connection,
-        measurement.allocation_id,
-        local_batch=point.local_batch or measurement.spec_batch or 0.0,
-        step_time_s=point.step_time_s,
-        power_w=point.power_w,
-        elapsed_s=point.elapsed_s,
-    )
+    local_batch = point.local_batch or measurement.spec_batch or 0.0
+    of_point = local_batch, point.step_time_s, point.power_w, point.elapsed_s
+    await connection.execute(measurements.KEEP, measurement.allocation_id, *of_point)
 
 
 async def _set(
@@ -259,7 +256,7 @@ async def _set(
 
 
 async def _end(connection: Connection, measurement: Measurement, end: End) -> None:
-    await measurements.end(connection, measurement.allocation_id, end.state, end.detail)
+    await connection.execute(measurements.END, measurement.allocation_id, end.state, end.detail)
     event = {"done": "job.profiled", "failed": "job.profiling_failed"}.get(end.state)
     if measurement.allocation_state in ("starting", "running"):
         await _set(connection, measurement, None, interval_s=None, event=event, why={"detail": end.detail})

@@ -38,10 +38,10 @@ class Predicting:
     async def refresh(self) -> None:
         """Read the model in force, if it is not the one read before."""
         async with self._database.connection() as connection:
-            active = await predictions.active_model(connection, GROUP_VERSION)
+            active = await connection.fetchval(predictions.ACTIVE, GROUP_VERSION)
             if active == self._seen_id:
                 return
-            content = None if active is None else await predictions.content(connection, active)
+            content = None if active is None else await connection.fetchval(predictions.CONTENT, active)
         self._seen_id = active
         try:
             table = None if content is None else await asyncio.to_thread(LengthTable.from_bytes, content)

@@ -154,7 +154,7 @@ async def apply(database: Database, decided: Decided, ports: tuple[int, int], me
     try:
         async with database.transaction() as connection:
             version = decided.plan.snapshot_version
-            round_number = await rounds.claim_version(connection, version, decided.memory, is_active=active)
+            round_number = await connection.fetchval(rounds.CLAIM_VERSION, version, decided.memory, active)
             if round_number is None:
                 raise StalePlanError("another plan or another policy came first")
             theirs = await Theirs.read(connection, decided.snapshot)
@@ -360,4 +360,4 @@ async def _record(
         decide_ms=decided.decide_ms,
         actions=actions,
     )
-    await rounds.record(connection, plan)
+    await connection.execute(rounds.RECORD, *plan)

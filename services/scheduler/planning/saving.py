@@ -119,7 +119,7 @@ class Savings:
         if today - day >= timedelta(days=KEPT_DAYS):
             found = found.model_copy(update={"settled": True})
         async with self._database.connection() as connection:
-            await savings.store(connection, engine, day, found.model_dump())
+            await connection.execute(savings.STORE, engine, day, found.model_dump())
         log.info("savings.reckoned", engine=engine, day=str(day), jobs=found.jobs, settled=found.settled)
 
     async def _pasts(

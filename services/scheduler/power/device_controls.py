@@ -55,7 +55,7 @@ async def set_gangs(connection: Connection, actions: Sequence[SetControl]) -> li
             reason = changes[0].reason
             by_order = any(action.reason is Reason.GRID_ORDER for action in changes)
             why = {"reason": reason.value, "detail": SENTENCES[reason]}
-            await measurements.cut(connection, gang.id)
+            await connection.execute(measurements.CUT, gang.id)
             await write_controls(
                 connection, gang, values, gang.settings_refused, event="job.set", why=why, by_order=by_order
             )

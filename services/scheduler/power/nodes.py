@@ -120,12 +120,12 @@ class NodePower:
                 detail = "" if node.pinned else "It was to be powered down, but still sends heartbeats."
                 await _stay(connection, node, detail)
             case PowerStep.DOWN:
-                await node_power.note(connection, node_power.OFF, node.node_id, node.heartbeat_at)
+                await connection.execute(node_power.OFF, node.node_id, node.heartbeat_at)
                 log.info("node.off", node=node.node_id)
             case PowerStep.WAKE:
                 await node_power.wake(connection, [node.node_id], BY_OPERATOR[0], "It is pinned awake.")
             case PowerStep.RETRY:
-                await node_power.note(connection, node_power.HOOK_AGAIN, node.node_id)
+                await connection.execute(node_power.HOOK_AGAIN, node.node_id)
                 log.warning("node.not_awake", node=node.node_id, attempts=node.attempts)
             case PowerStep.FAIL:
                 detail = f"Its hook ran {node.attempts} times to wake it, and it sent no heartbeat."
@@ -136,24 +136,26 @@ class NodePower:
         at, began = node.registered_at, node.acted_at or node.off_at
         heard_at = at if began is not None and at > began else node.heartbeat_at
         if node.off_at is not None:
-            await node_power.add_period(connection, node_id, "off", node.off_at, heard_at, settings.node_standby_w)
+            await connection.execute(node_power.PERIOD, node_id, "off", node.off_at, heard_at, settings.node_standby_w)
         if node.state == PowerState.WAKING and node.acted_at is not None:
-            await node_power.add_period(connection, node_id, "waking", node.acted_at, heard_at, settings.node_boot_w)
-        await node_power.note(connection, node_power.ON, node_id)
+            await connection.execute(
+                node_power.PERIOD, node_id, "waking", node.acted_at, heard_at, settings.node_boot_w
+            )
+        await connection.execute(node_power.ON, node_id)
         log.info("node.awake", node=node_id, was=node.state)
 
     async def _fail(self, connection: Connection, node: ChangingNode, detail: str) -> None:
         if node.state == PowerState.WAKING and node.acted_at is not None:
             power_w = self._settings.node_boot_w
-            await node_power.add_period(connection, node.node_id, "waking", node.acted_at, node.at, power_w)
-        await node_power.note(connection, node_power.FAILED, node.node_id, detail)
+            await connection.execute(node_power.PERIOD, node.node_id, "waking", node.acted_at, node.at, power_w)
+        await connection.execute(node_power.FAILED, node.node_id, detail)
         await gangs.lose_nodes(connection, [node.node_id], "not_woken")
         log.error("node.power_failed", node=node.node_id, was=node.state, detail=detail)
 
     async def _begin_due(self) -> None:
         async with self._database.connection() as connection:
             due = await node_power.due(connection, self._settings.node_min_off_s)
-            booting = await node_power.booting(connection) if due else 0
+            booting = await connection.fetchval(node_power.BOOTING) if due else 0
         for node in due:
             node_id, state = node.node_id, PowerState(node.state)
             if node_id in self._running:
@@ -176,8 +178,8 @@ class NodePower:
                 return None
             if state is PowerState.WAKING and begun.off_at is not None:
                 power_w = self._settings.node_standby_w
-                await node_power.add_period(connection, node_id, "off", begun.off_at, begun.acted_at, power_w)
-                await node_power.note(connection, node_power.STANDBY_OVER, node_id)
+                await connection.execute(node_power.PERIOD, node_id, "off", begun.off_at, begun.acted_at, power_w)
+                await connection.execute(node_power.STANDBY_OVER, node_id)
         return Target(node_id, begun.address)
 
     async def _carry_out(self, target: Target, state: PowerState) -> None:
@@ -203,12 +205,12 @@ class NodePower:
             if node is None or node.state != state:
                 return
             if not error:
-                await node_power.note(connection, node_power.HOOK_DONE, node_id)
+                await connection.execute(node_power.HOOK_DONE, node_id)
                 return
             log.warning("node_power.hook_failed", node=node_id, state=state.value, error=error)
             if node.attempts < self._settings.node_power_attempts:
                 pause_s = min(self._settings.node_power_backoff_s * 2.0 ** (node.attempts - 1), LONGEST_BACKOFF_S)
-                await node_power.note(connection, node_power.HOOK_LATER, node_id, error, pause_s)
+                await connection.execute(node_power.HOOK_LATER, node_id, error, pause_s)
             elif state is PowerState.GOING_DOWN and node.leased:
                 await _stay(connection, node, error)
             else:
@@ -217,6 +219,6 @@ class NodePower:
 
 async def _stay(connection: Connection, node: ChangingNode, detail: str) -> None:
     stays_s = STAYS_ON_S if detail else 0.0
-    await node_power.note(connection, node_power.STAY_ON, node.node_id, detail, stays_s)
+    await connection.execute(node_power.STAY_ON, node.node_id, detail, stays_s)
     if detail:
         log.warning("node.stays_on", node=node.node_id, detail=detail)

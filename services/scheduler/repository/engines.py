@@ -11,15 +11,17 @@ from services.db.rows import fetch_messages, fetch_rows
 from services.scheduler.repository.documents import Json, StoredShare
 
 LOCK_UNFOLDED = """
-SELECT external_id FROM engine_jobs WHERE unfolded ORDER BY engine, external_id LIMIT $1 FOR UPDATE SKIP LOCKED
+SELECT engine, external_id FROM engine_jobs WHERE unfolded ORDER BY engine, external_id LIMIT $1 FOR UPDATE SKIP LOCKED
 """
 
-LOCK_JOBS = """
-SELECT j.id FROM jobs j JOIN engine_jobs e ON e.job_id = j.id
- WHERE e.external_id = ANY($1::text[]) AND e.unfolded ORDER BY j.id FOR UPDATE OF j
+# Two engines may have jobs of the same id.
+_LOCKED = "(e.engine, e.external_id) IN (SELECT * FROM unnest($1::text[], $2::text[])) AND e.unfolded"
+
+LOCK_JOBS = f"""
+SELECT j.id FROM jobs j JOIN engine_jobs e ON e.job_id = j.id WHERE {_LOCKED} ORDER BY j.id FOR UPDATE OF j
 """
 
-UNFOLDED = """
+UNFOLDED = f"""
 SELECT e.engine, g.mode = 'control' AS controls, e.external_id, e.report, e.job_id, e.decision, e.revision,
        j.state AS job_state,
        coalesce(j.cancel_requested OR j.state = 'cancelled' AND j.reason = 'cancelled', false) AS cancel_requested,
@@ -28,12 +30,12 @@ SELECT e.engine, g.mode = 'control' AS controls, e.external_id, e.report, e.job_
   FROM engine_jobs e JOIN known_engines g ON g.name = e.engine
   LEFT JOIN jobs j ON j.id = e.job_id
   LEFT JOIN allocations a ON a.job_id = j.id AND a.state <> 'ended'
- WHERE e.external_id = ANY($1::text[]) AND e.unfolded ORDER BY e.engine, e.external_id
+ WHERE {_LOCKED} ORDER BY e.engine, e.external_id
 """
 
-FOLDED = """
+FOLDED = f"""
 UPDATE engine_jobs e SET unfolded = false, watched = g.mode = 'dry_run' FROM known_engines g
- WHERE g.name = e.engine AND e.external_id = ANY($1::text[]) AND e.unfolded
+ WHERE g.name = e.engine AND {_LOCKED}
 """
 
 FORESEE = """
@@ -86,15 +88,6 @@ PLACED = (
 )
 
 RUN_ON = "UPDATE jobs SET state = 'running', reason = 'running', detail = $2 WHERE id = $1 AND state = 'preempting'"
-
-END_WAITING = """
-WITH moved AS (
-    UPDATE jobs SET state = $2, reason = $3, detail = $4, exit_code = $5, ended_at = now(), expected_start_at = NULL
-     WHERE id = $1 AND state IN ('queued', 'held') RETURNING id, tenant_id
-)
-INSERT INTO job_events (job_id, tenant_id, type, data)
-SELECT id, tenant_id, 'job.' || $2, jsonb_build_object('reason', $3::text) FROM moved RETURNING job_id
-"""
 
 DECIDE = """
 UPDATE engine_jobs e SET revision = e.revision + 1, sent_at = now(),
@@ -161,8 +154,8 @@ SELECT a.id, a.state, a.shares, j.engine, extract(epoch FROM a.started_at)::floa
 """
 
 DEVICES = """
-SELECT n.id, (d ->> 'index')::int AS device FROM known_nodes n, jsonb_array_elements(n.devices) d
- WHERE n.engine <> 'wattshift' ORDER BY 1, 2
+SELECT n.engine, n.id, (d ->> 'index')::int AS device FROM known_nodes n, jsonb_array_elements(n.devices) d
+ WHERE n.engine <> 'wattshift' ORDER BY 2, 3
 """
 
 CLAIMS = """
@@ -306,20 +299,22 @@ class DecidedRow(NamedTuple):
 
 
 Claim = tuple[str, str, int]  #: Allocation, node and device
+Device = tuple[str, str, int]  #: Engine, node and device
 
 
 async def lock_unfolded(connection: Connection, limit: int) -> list[UnfoldedRow]:
     """Lock and return reports that have not been folded yet, with their jobs."""
-    ids = [record[0] for record in await connection.fetch(LOCK_UNFOLDED, limit)]
-    if not ids:
+    locked = await connection.fetch(LOCK_UNFOLDED, limit)
+    if not locked:
         return []
-    await connection.execute(LOCK_JOBS, ids)
-    return await fetch_rows(connection, UnfoldedRow, UNFOLDED, ids)
+    names = [list(column) for column in zip(*locked, strict=True)]
+    await connection.execute(LOCK_JOBS, *names)
+    return await fetch_rows(connection, UnfoldedRow, UNFOLDED, *names)
 
 
-async def mark_folded(connection: Connection, external_ids: Sequence[str]) -> None:
-    """Note that reports have been folded; their rows are locked."""
-    await connection.execute(FOLDED, list(external_ids))
+async def mark_folded(connection: Connection, folded: Sequence[tuple[str, str]]) -> None:
+    """Note that reports, by engine and external id, have been folded; their rows are locked."""
+    await connection.execute(FOLDED, *map(list, zip(*folded, strict=True)) if folded else ([], []))
 
 
 async def admit(connection: Connection, tenant_id: str, new: Sequence[NewJob]) -> None:
@@ -349,18 +344,6 @@ async def take_up(connection: Connection, job_id: str, generation: int, detail: 
 async def placed(connection: Connection, gang: str, shares: list[StoredShare], state: str) -> None:
     """Note which devices a run holds."""
     await connection.execute(PLACED, gang, shares, sum(len(share["devices"]) for share in shares), state)
-
-
-async def run_on(connection: Connection, job_id: str, detail: str) -> None:
-    """Note that a job that was to be stopped runs on."""
-    await connection.execute(RUN_ON, job_id, detail)
-
-
-async def end_waiting(
-    connection: Connection, job_id: str, state: str, reason: str, detail: str, exit_code: int | None
-) -> bool:
-    """End a waiting job; return whether it was waiting."""
-    return await connection.fetchval(END_WAITING, job_id, state, reason, detail, exit_code) is not None
 
 
 async def decide(connection: Connection, wanted: Mapping[str, Json]) -> list[DecidedRow]:
@@ -421,11 +404,8 @@ async def holders(connection: Connection) -> list[HeldRow]:
     return await fetch_rows(connection, HeldRow, HELD)
 
 
-async def devices(connection: Connection) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
-    for row in await connection.fetch(DEVICES):
-        found.setdefault(row["id"], []).append(row["device"])
-    return found
+async def devices(connection: Connection) -> list[Device]:
+    return [(row[0], row[1], row[2]) for row in await connection.fetch(DEVICES)]
 
 
 async def claims(connection: Connection) -> set[Claim]:
@@ -442,11 +422,6 @@ async def replace_claims(connection: Connection, gone: Collection[Claim], new: C
         await connection.executemany(
             "INSERT INTO device_claims (allocation_id, node_id, device) VALUES ($1, $2, $3)", sorted(new)
         )
-
-
-async def forget(connection: Connection) -> None:
-    """Delete the copies of jobs that ended long ago."""
-    await connection.execute(FORGET)
 
 
 async def engines(connection: Connection) -> list[Engine]:

@@ -252,11 +252,6 @@ async def of_project(connection: Connection, job_ids: Sequence[str], project: st
     return {record["id"] for record in await connection.fetch(OF_PROJECT, list(job_ids), project)}
 
 
-async def queued(connection: Connection) -> int:
-    """Return how many jobs are queued, including those that must not start yet."""
-    return await connection.fetchval(QUEUED)
-
-
 async def time_limits_s(connection: Connection) -> dict[str, float]:
     """Return the time limits of the live jobs that have one, seconds."""
     return {record["id"]: record["time_limit_s"] for record in await connection.fetch(TIME_LIMITS)}

@@ -412,11 +412,6 @@ async def traceparents(connection: Connection, job_ids: Sequence[str]) -> dict[s
     return {record[0]: record[1] for record in await connection.fetch(TRACEPARENTS, list(job_ids))}
 
 
-async def account(connection: Connection, job_id: str) -> str | None:
-    """Return the account that jobs of a job's user run under, if one is set."""
-    return await connection.fetchval(ACCOUNT, job_id)
-
-
 async def hosts(connection: Connection, node_ids: Sequence[str]) -> list[Host]:
     """Return those of these nodes that accept work, locked against being drained or given up."""
     await nodes.share(connection, node_ids)
@@ -487,11 +482,6 @@ def _on_lost(node_id: str, gpu: int, detail: str) -> str:
     return f"GPU {gpu} of {node_id} is out of service: {detail or 'its node no longer has it.'}"
 
 
-async def run(connection: Connection, allocation_id: str) -> bool:
-    """Record that a gang runs on all its nodes; return whether it was starting."""
-    return await connection.fetchval(RUN, allocation_id) is not None
-
-
 async def stop(connection: Connection, allocation_id: str, reason: str, wait_s: float = 0.0) -> bool:
     """Record that a gang is to stop, after a wait at the latest; return whether it was starting or running."""
     return await connection.fetchval(STOP, allocation_id, reason, wait_s) is not None
@@ -528,11 +518,6 @@ async def end(connection: Connection, allocation_id: str, reason: str) -> float:
     return held_gpu_s
 
 
-async def bind(connection: Connection, job_id: str, allocation_id: str) -> None:
-    """Bind a job to the nodes of a gang that has ended, if only they have its checkpoint; otherwise to none."""
-    await connection.execute(BIND, job_id, allocation_id)
-
-
 async def lose_nodes(connection: Connection, node_ids: Sequence[str], ended_by: str = "lost") -> None:
     """Give nodes up, with their shares of the gangs they hold devices for; the nodes' rows are locked.
 
@@ -546,11 +531,6 @@ async def lose_nodes(connection: Connection, node_ids: Sequence[str], ended_by: 
     await connection.execute(LOSE_SHARES, names, ended_by)
     # A node may run what it holds devices for: should it come back, the answer to its heartbeat names none of them.
     await connection.execute("DELETE FROM device_claims WHERE node_id = ANY($1::text[])", names)
-
-
-async def loss_stands_out(connection: Connection, allocation_id: str) -> bool:
-    """Return whether a gang lost a node while most other nodes stayed up, or lost the only node there is."""
-    return await connection.fetchval(LOSS_STANDS_OUT, allocation_id, ABOUT_THE_SAME_TIME)
 
 
 async def address(connection: Connection, node_id: str) -> str:

@@ -51,6 +51,7 @@ WITH started AS (
 INSERT INTO job_events (job_id, tenant_id, type, data) SELECT id, tenant_id, 'job.starting', event FROM started
 """
 
+# A gang that ended by itself counts as stopped, so that its job may be put on hold.
 MARK_PREEMPTING = "UPDATE jobs SET state = 'preempting' WHERE id = $1 AND state IN ('starting', 'running')"
 
 
@@ -129,11 +130,6 @@ async def hold(connection: Connection, waiting: Sequence[Waiting]) -> None:
 
 async def note(connection: Connection, job_id: str, event: str, data: Json) -> None:
     await connection.execute(EVENT, job_id, event, data)
-
-
-async def mark_preempting(connection: Connection, job_id: str) -> None:
-    """Mark a job whose gang ended by itself as if the gang had been stopped, so that the job may be put on hold."""
-    await connection.execute(MARK_PREEMPTING, job_id)
 
 
 async def lock(connection: Connection, job_id: str) -> None:

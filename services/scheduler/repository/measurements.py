@@ -50,6 +50,7 @@ UPDATE setting_measurements SET position = $2, settings = $3, window_s = $4, sli
 
 END = "UPDATE setting_measurements SET state = $2, detail = $3, ended_at = now() WHERE allocation_id = $1"
 
+# The measurement, if there is one, of a gang whose controls a plan sets.
 CUT = """
 UPDATE setting_measurements SET state = 'cut', detail = 'A plan has set the gang meanwhile.', ended_at = now()
  WHERE allocation_id = $1 AND state = 'running'
@@ -64,6 +65,7 @@ SELECT value FROM setting_measurements m, jsonb_array_elements_text(m.settings) 
  ORDER BY at
 """
 
+# A point at the present value replaces an earlier one of the same configuration; a batch of 0: the job does not say.
 KEEP = """
 INSERT INTO setting_points
     (kind, gpu_model, setting, gpus, nodes, local_batch, value, step_time_s, power_w, elapsed_s, job_id)
@@ -135,11 +137,6 @@ async def lock_measurable(connection: Connection, job_ids: Sequence[str]) -> lis
     return await fetch_rows(connection, MeasurableGang, MEASURABLE, list(job_ids))
 
 
-async def has_failed(connection: Connection, kind: str, job_id: str, control: str) -> bool:
-    """Return whether a measurement of a job has failed before."""
-    return await connection.fetchval(HAS_FAILED, kind, job_id, control)
-
-
 async def begin(
     connection: Connection, gang: MeasurableGang, gpu_model: str, control: str, values: list[float], window_s: float
 ) -> bool:
@@ -162,39 +159,6 @@ async def lock(connection: Connection, allocation_id: str, position: int) -> boo
     return await connection.fetchval(LOCK, allocation_id, position) is not None
 
 
-async def step(
-    connection: Connection, allocation_id: str, position: int, values: list[float], window_s: float, least_s: float
-) -> None:
-    """Begin the interval at one position; the values and times of the whole measurement may change with it."""
-    await connection.execute(STEP, allocation_id, position, values, window_s, least_s)
-
-
-async def end(connection: Connection, allocation_id: str, state: str, detail: str) -> None:
-    await connection.execute(END, allocation_id, state, detail)
-
-
-async def cut(connection: Connection, allocation_id: str) -> None:
-    """End the measurement, if there is one, of a gang whose controls a plan sets."""
-    await connection.execute(CUT, allocation_id)
-
-
 async def values_without_point(connection: Connection, allocation_id: str) -> list[float]:
     """Return the values that were tried but gave no point."""
     return [float(record[0]) for record in await connection.fetch(WITHOUT_POINT, allocation_id)]
-
-
-async def keep(
-    connection: Connection,
-    allocation_id: str,
-    *,
-    local_batch: float,
-    step_time_s: float,
-    power_w: float,
-    elapsed_s: float,
-) -> None:
-    """Keep a point at the present value, in place of an earlier one of the same configuration.
-
-    Args:
-        local_batch: 0 if the job does not say.
-    """
-    await connection.execute(KEEP, allocation_id, local_batch, step_time_s, power_w, elapsed_s)

@@ -54,6 +54,7 @@ UPDATE node_power p SET attempts = p.attempts + 1, acted_at = coalesce(p.acted_a
 RETURNING n.address, p.off_at, p.acted_at
 """
 
+# How long a node was `off` or `waking` and what it drew, watts; telemetry turns this into energy.
 PERIOD = """
 INSERT INTO node_power_periods (node_id, state, start_at, end_at, power_w)
 SELECT $1, $2, $3, $4, $5 WHERE $4::timestamptz > $3::timestamptz
@@ -169,40 +170,14 @@ async def due(connection: Connection, min_off_s: float) -> list[DueNode]:
     return await fetch_rows(connection, DueNode, DUE, min_off_s)
 
 
-async def booting(connection: Connection) -> int:
-    return await connection.fetchval(BOOTING)
-
-
 async def begin(connection: Connection, node_id: str, state: PowerState, stream: str) -> BegunNode | None:
     """Count an attempt to power a node; None if it is no longer needed. ``stream``: of the node's commands."""
     return await fetch_row(connection, BegunNode, BEGIN, node_id, state.value, stream)
 
 
-async def add_period(
-    connection: Connection, node_id: str, state: str, start_at: datetime, end_at: datetime | None, power_w: float
-) -> None:
-    """Record how long a node was ``off`` or ``waking`` and what it drew, watts; telemetry turns this into energy."""
-    await connection.execute(PERIOD, node_id, state, start_at, end_at, power_w)
-
-
-async def note(connection: Connection, change: str, node_id: str, *values: object) -> None:
-    """Note what has become of a node, by one of the statements from ``OFF`` to ``HOOK_LATER`` with its values."""
-    await connection.execute(change, node_id, *values)
-
-
 async def powered(connection: Connection, node_id: str) -> PoweredNode | None:
     """Return a node, with what operators' requests are checked against."""
     return await fetch_row(connection, PoweredNode, POWERED, node_id)
-
-
-async def add(connection: Connection, node_id: str) -> None:
-    """Begin to keep track of the power of a node, which has always been on so far."""
-    await connection.execute(KNOWN, node_id)
-
-
-async def pin(connection: Connection, node_id: str, pinned: bool) -> bool:
-    """Pin a node awake, or unpin it; return whether that is a change."""
-    return await connection.fetchval(PIN, node_id, pinned) is not None
 
 
 async def node_power(connection: Connection, node_id: str) -> list[NodePower]:

@@ -1,6 +1,6 @@
 """The grid's orders."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
@@ -34,6 +34,7 @@ VALUES ($1, $2, $3, $4, $5, $6, $7, coalesce($8, now()), coalesce($8, now()) + m
 ON CONFLICT (key_id, idempotency_key) DO NOTHING RETURNING id
 """
 
+# By which the models of each order's scope are corrected, for the scheduler after this one.
 KEEP_RATIOS = """
 UPDATE grid_orders o SET ratio = w.ratio FROM unnest($1::text[], $2::float8[]) AS w (id, ratio) WHERE o.id = w.id
 """
@@ -207,16 +208,6 @@ async def baseline(connection: Connection, order: OrderRow) -> tuple[float | Non
 async def lines(connection: Connection, since: datetime, until: datetime, zone: str | None) -> list[LineRow]:
     """Return the ledger's lines of a time."""
     return await fetch_rows(connection, LineRow, LINES, since, until, zone)
-
-
-async def set_baseline(connection: Connection, order_id: str, watts: float, at: datetime) -> None:
-    """Store an order's baseline, unless it has one."""
-    await connection.execute(SET_BASELINE, order_id, watts, at)
-
-
-async def keep_ratios(connection: Connection, ratios: Mapping[str, float]) -> None:
-    """Store by which ratio the models of each order's scope are corrected, for the scheduler after this one."""
-    await connection.execute(KEEP_RATIOS, list(ratios), list(ratios.values()))
 
 
 async def amend(

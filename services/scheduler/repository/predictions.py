@@ -79,16 +79,6 @@ class PredictionRow(NamedTuple):
     actual_gpu_s: float | None
 
 
-async def active_model(connection: Connection, group_version: int) -> str | None:
-    """Return the model in force; None if there is none whose groups are of this version."""
-    return await connection.fetchval(ACTIVE, group_version)
-
-
-async def content(connection: Connection, model_id: str) -> bytes | None:
-    """Return a model as it was stored."""
-    return await connection.fetchval(CONTENT, model_id)
-
-
 async def keep(connection: Connection, group_version: int, model_id: str | None, predictions: Predictions) -> None:
     """Store predictions; what has already been stored for a job stands.
 

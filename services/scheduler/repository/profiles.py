@@ -187,11 +187,6 @@ async def points(connection: Connection, kind: str, gpu_model: str, control: str
     return await fetch_rows(connection, PointRow, POINTS, kind, gpu_model, control)
 
 
-async def store(connection: Connection, profile: NewProfile) -> None:
-    """Store what was fitted, in place of the last fit."""
-    await connection.execute(STORE, *profile)
-
-
 async def job(connection: Connection, job_id: str) -> ProfiledJob | None:
     """Return a job's owner, its kind and its size; None if there is no such job."""
     return await fetch_row(connection, ProfiledJob, JOB, job_id)

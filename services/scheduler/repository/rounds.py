@@ -57,6 +57,8 @@ SELECT (SELECT count(*) || '/' || coalesce(max(id), '') || '/' || coalesce(max(q
        (SELECT max(fitted_at) FROM setting_profiles)
 """
 
+# The number of the round whose plan and memory are stored; none if its version is no longer the newest. A memory that
+# is null leaves the stored one as it is.
 CLAIM_VERSION = """
 UPDATE scheduler_state
    SET version = version + 1, memory = coalesce($2, memory),
@@ -134,11 +136,6 @@ class NewPlan(NamedTuple):
     actions: list[Json]
 
 
-async def prepare(connection: Connection, policy: str) -> None:
-    """Put ``policy`` in force in a new installation; any other has one already."""
-    await connection.execute(FIRST_STATE, policy)
-
-
 async def state(connection: Connection, known_version: int | None = None) -> State:
     """Return the state that a round starts from; ``prepare`` has run before.
 
@@ -163,27 +160,9 @@ async def fingerprint(connection: Connection, node_min_on_s: float) -> tuple[obj
     return tuple(await connection.fetchrow(FINGERPRINT, node_min_on_s) or ())
 
 
-async def claim_version(connection: Connection, version: int, memory: Json | None, *, is_active: bool) -> int | None:
-    """Store a policy's memory and return the number of its round; None if ``version`` is no longer the newest.
-
-    A memory of None leaves the stored one as it is.
-    """
-    return await connection.fetchval(CLAIM_VERSION, version, memory, is_active)
-
-
 async def next_version(connection: Connection, after: int | None = None) -> bool:
     """Make stale any plan that is being made at the same time; return whether ``after``, if given, was the newest."""
     return await connection.fetchval(NEXT_VERSION, after) is not None
-
-
-async def record(connection: Connection, plan: NewPlan) -> None:
-    """Store a round for operators to read; its time is the transaction's."""
-    await connection.execute(RECORD, *plan)
-
-
-async def trim(connection: Connection, kept: int) -> None:
-    """Delete all but the newest rounds."""
-    await connection.execute(TRIM_PLANS, kept)
 
 
 async def active_policy(connection: Connection) -> ActivePolicyRow | None:

@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 from services.db.database import Connection
 from services.db.rows import fetch_rows
-from services.scheduler.repository.documents import Json
 
 # A job belongs to the day on which its end was learnt, so that none comes to a day that is settled.
 UNSETTLED = """
@@ -80,8 +79,3 @@ async def ended(connection: Connection, engine: str, day: date) -> list[EndedRow
 async def used(connection: Connection, job_ids: Sequence[str]) -> list[EnergyRow]:
     """Return the energy that jobs used, oldest first."""
     return await fetch_rows(connection, EnergyRow, USED, list(job_ids))
-
-
-async def store(connection: Connection, engine: str, day: date, found: Json) -> None:
-    """Store the savings of a day, in place of earlier ones."""
-    await connection.execute(STORE, engine, day, found)

@@ -148,7 +148,7 @@ FLEXES = "SELECT tenant_id, flex FROM tenant_limits WHERE flex IS NOT NULL"
 
 WEIGHTS = "SELECT tenant_id, share_weight AS weight FROM tenant_limits WHERE share_weight <> 1"
 
-# A job that waits is bound to the nodes of its last gang, as `gangs.bind` wrote; one that has a gang to those of that,
+# A job that waits is bound to the nodes of its last gang, as `gangs.BIND` wrote; one that has a gang to those of that,
 # where one of them keeps checkpoints to itself.
 BOUND = f"""
 SELECT j.id AS job_id, j.bound_to AS nodes FROM jobs j WHERE j.bound_to IS NOT NULL AND j.state = 'queued'
