@@ -30,6 +30,8 @@ _KNOWN_LATE = timedelta(seconds=KNOWN_LATE_S)
 _LONGEST_S = 7 * 86_400.0
 """For no longer does hardware count as having drawn the most it can: however long an interval is claimed to be, which
 an agent that was away for weeks rightly does, of idle power."""
+_LONG_S = 3_600.0
+"""An interval longer than this is that of an agent which was away; what was booked of its time before was not away."""
 _LEAST_J = 1e-12
 """Less is nothing: products of smaller numbers underflow in the database, which then refuses the whole report."""
 
@@ -95,7 +97,7 @@ class Ledger:
             for reporter, intervals in reports
             for interval in intervals
         }
-        booked = {key: _as_booked(reporter, interval) for key, (reporter, interval) in distinct.items()}
+        booked = await self._booked(distinct)
         priced: dict[energy.IntervalKey, Intensity] = {}
         for key, (reporter, interval) in distinct.items():
             start_s, end_s = interval.start_at.timestamp(), interval.end_at.timestamp()
@@ -126,6 +128,21 @@ class Ledger:
             EnergyReceipt(accepted=accepted[each.node_id], duplicates=len(intervals) - accepted[each.node_id])
             for each, intervals in reports
         ]
+
+    async def _booked(
+        self, reported: Mapping[energy.IntervalKey, _Reported]
+    ) -> dict[energy.IntervalKey, EnergyInterval]:
+        """Return intervals as they are booked; a long one has no time that the node's earlier ones cover."""
+        long = {key.node_id for key, (_, interval) in reported.items() if length_s(interval) > _LONG_S}
+        through = await energy.booked_through(self._database, long) if long else {}
+        booked: dict[energy.IntervalKey, EnergyInterval] = {}
+        for key, (reporter, interval) in sorted(reported.items(), key=lambda each: each[1][1].start_at):
+            since, covered_s = through.get(key.node_id, interval.start_at), 0.0
+            if length_s(interval) > _LONG_S:
+                covered_s = (min(since, interval.end_at) - interval.start_at).total_seconds()
+            booked[key] = _as_booked(reporter, interval, max(covered_s, 0.0))
+            through[key.node_id] = max(since, interval.end_at)
+        return booked
 
     def _lines(self, fresh: _Fresh, gangs: _Gangs) -> list[Line]:
         reporter, interval, intensity = fresh.reporter, fresh.booked, fresh.intensity
@@ -182,6 +199,7 @@ class _Fresh(NamedTuple):
     intensity: Intensity
 
 
+_Reported = tuple[Reporter, EnergyInterval]
 _Gangs = Mapping[tuple[str, str], energy.GangRow]
 
 
@@ -199,13 +217,14 @@ async def _gangs_of(connection: Connection, fresh: Sequence[_Fresh]) -> _Gangs:
     return gangs
 
 
-def _as_booked(reporter: Reporter, interval: EnergyInterval) -> EnergyInterval:
-    """Return an interval as it is booked: no more energy than the node's hardware can use."""
+def _as_booked(reporter: Reporter, interval: EnergyInterval, covered_s: float) -> EnergyInterval:
+    """Return an interval as it is booked: no more energy than the node's hardware can use beside ``covered_s``."""
+    within_s = min(length_s(interval) - covered_s, _LONGEST_S)
     gpu_j = sum(usage.gpu_energy_j for usage in interval.usages)
     host_j = sum(usage.cpu_energy_j + usage.static_energy_j for usage in interval.usages)
-    gpu_part = _part(gpu_j, reporter.most_gpu_w, interval)
-    metered_part = _part(interval.metered_gpu_energy_j, reporter.most_gpu_w, interval)
-    host_part = _part(host_j, reporter.most_host_w, interval)
+    gpu_part = _part(gpu_j, reporter.most_gpu_w, within_s)
+    metered_part = _part(interval.metered_gpu_energy_j, reporter.most_gpu_w, within_s)
+    host_part = _part(host_j, reporter.most_host_w, within_s)
     if gpu_part == metered_part == host_part == 1.0:
         return interval
     log.warning(
@@ -235,10 +254,10 @@ def _as_booked(reporter: Reporter, interval: EnergyInterval) -> EnergyInterval:
     return interval.model_copy(update=changes)
 
 
-def _part(reported_j: float, most_w: float | None, interval: EnergyInterval) -> float:
+def _part(reported_j: float, most_w: float | None, within_s: float) -> float:
     if most_w is None or reported_j == 0:
         return 1.0
-    booked = booked_j(reported_j, most_w, min(length_s(interval), _LONGEST_S))
+    booked = booked_j(reported_j, most_w, within_s)
     return 1.0 if booked == reported_j else booked / reported_j
 
 

@@ -108,6 +108,18 @@ async def test_no_interval_is_so_long_that_hardware_can_use_anything_in_it(plane
     assert line["reported_energy_j"] == 9e11
 
 
+async def test_a_long_interval_has_no_time_that_was_booked_before(plane) -> None:
+    """A node was away since its last interval, or it was not away."""
+    agent = await bounded(plane)
+    t = utc_now().timestamp() - 10_000
+    await agent.report(agent.interval(t - 60, t, usage(None, 0)))
+    day = agent.interval(t + 4_000 - 86_400, t + 4_000, usage(None, 9e11), metered_j=9e11)
+    again = agent.interval(t + 4_010 - 86_400, t + 4_010, usage(None, 9e11), metered_j=9e11)
+    await agent.report(day, again)
+    booked = [each["gpu_energy_j"] for each in await lines_in_order(plane)]
+    assert booked == [0, pytest.approx(4_000 * MOST_GPU_W), pytest.approx(10 * MOST_GPU_W)]
+
+
 async def test_what_a_node_still_has_to_report_is_of_when_it_had_more_gpus(plane) -> None:
     agent = await bounded(plane)
     agent.registration["devices"], agent.registration["most_host_w"] = [], 1.0

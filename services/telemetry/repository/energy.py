@@ -20,6 +20,11 @@ WHERE NOT EXISTS (
 ON CONFLICT DO NOTHING RETURNING node_id, boot_id, sequence
 """
 
+BOOKED_THROUGH = """
+SELECT node_id, max(end_at) FROM energy_intervals
+ WHERE node_id = ANY($1::text[]) AND boot_id <> 'power' AND end_at <= now() GROUP BY node_id
+"""
+
 GANGS = f"""
 SELECT w.node_id, a.id, a.job_id, a.generation, a.gpus, a.leader, a.tenant_id, a.project, {GANG_BEGIN} AS began_at,
     {GANG_END} AS ended_at
@@ -240,6 +245,12 @@ async def store_intervals(connection: Connection, intervals: Sequence[IntervalRo
     """Store intervals of nodes; return those that were not stored before."""
     records = await connection.fetch(STORE_INTERVALS, *columns_of(IntervalRow, intervals).values())
     return rows_of(IntervalKey, records)
+
+
+async def booked_through(database: Database, node_ids: Collection[str]) -> dict[str, datetime]:
+    """Return the end of the newest interval of each of these nodes that has any."""
+    async with database.connection() as connection:
+        return {row[0]: row[1] for row in await connection.fetch(BOOKED_THROUGH, sorted(node_ids))}
 
 
 async def gangs_on(connection: Connection, named: Collection[tuple[str, str]]) -> dict[tuple[str, str], GangRow]:
