@@ -337,9 +337,14 @@ Json = dict[str, Any]
 
 
 def node_name(engine: str, node: str) -> str:
-    """Return the id under which an engine's node is known, which is never that of a host with an agent.
+    """Return the id under which an engine's node is known, which is never that of a host with an agent."""
+    return closest_name(f"{engine}.{node}")
+
+
+def closest_name(given: str) -> str:
+    """Return the name that is closest to how others call a node, with dashes for what names cannot have.
 
     One that is longer than names are ends in a hash of the whole in place of what is beyond.
     """
-    whole = f"{engine}.{node}"
-    return whole if len(whole) <= 63 else f"{whole[:54]}-{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
+    name = _ODD.sub("-", given).lstrip("-") or "node"
+    return name if len(name) <= 63 else f"{name[:54]}-{hashlib.sha256(given.encode(errors='replace')).hexdigest()[:8]}"

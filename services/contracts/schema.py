@@ -13,6 +13,12 @@ from services.contracts.invalid import NAME_PATTERN
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 """A name people type: letters, digits, dot, dash, underscore; at most 63 characters."""
 
+
+def name_or_none(given: object) -> str | None:
+    """Return what others have written where a name is wanted; None if it is none, or not written."""
+    return given if isinstance(given, str) and re.fullmatch(NAME_PATTERN, given) else None
+
+
 Account = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_.@-]{0,63}$")]
 """An account of the operating system, by its name."""
 

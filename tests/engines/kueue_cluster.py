@@ -70,6 +70,8 @@ class KueueCluster:
         self.oldest = 0
         self.down = False
         self.conflicts = 0
+        self.guarded = set[str]()  #: Workloads that nobody may change
+        self.refusals = 0
         self.ahead_s = 0.0
         self.preempted: list[str] = []
         self.rooms: dict[str, int] = {}
@@ -262,6 +264,15 @@ class KueueCluster:
 
     async def _patch(self, request: web.Request) -> web.Response:
         plural, key = self._key(request)
+        if key in self.guarded:
+            said = {
+                "kind": "Status",
+                "code": 403,
+                "reason": "Forbidden",
+                "message": "the webhook of policies denies it",
+            }
+            self.refusals += 1
+            raise web.HTTPForbidden(text=json.dumps(said), content_type="application/json")
         assert request.content_type == "application/merge-patch+json"
         part = request.match_info.get("part")
         return web.json_response(await self.merge(plural, key, await request.json(), part))

@@ -13,7 +13,7 @@ import pytest
 
 from services.contracts.engines import EngineAction, EngineMode, EngineReply, EngineReport, ZoneOutlook, ZoneStep
 from services.core.domain.signal import Signal
-from services.engines.kueue.dispatching import Nominee, WorkerCluster, nomination_of, ranking
+from services.engines.kueue.dispatching import Nominee, WorkerCluster, loads_of, nomination_of, ranking
 from services.engines.kueue.settings import KueueSettings
 from services.kit.ids import utc_now
 from tests.engines.kueue_cluster import REMOTE, a_workload, furnish_workers, state
@@ -47,7 +47,9 @@ def nominated(nominee: Nominee, **options: Any) -> tuple[str, ...] | None:
     given: dict[str, Any] = {"steers": True, "waited": False, "load": {}, "outlooks": OUTLOOKS, **options}
     load, outlooks = given.pop("load"), given.pop("outlooks")
     clusters = given.pop("clusters", CLUSTERS)
-    found = nomination_of(nominee, clusters, outlooks, load, KueueSettings(), NOW.timestamp(), **given)
+    found = nomination_of(
+        nominee, ranking(nominee, clusters, outlooks, load, KueueSettings(), NOW.timestamp()), **given
+    )
     return found and found.clusters
 
 
@@ -65,14 +67,28 @@ def test_the_greenest_is_first_and_the_next_is_added_when_it_has_had_its_time() 
     assert nominated(a_nominee(nominated=("gone",))) == ("north",), "a cluster that is no more is left out"
 
 
-def test_what_has_a_cluster_or_no_quota_is_left_as_it_is() -> None:
-    assert nominated(a_nominee(waits=False)) is None
+def test_without_a_cluster_to_go_to_a_workload_is_left_as_it_is() -> None:
     assert nominated(a_nominee(), clusters=[]) is None
 
 
+def test_what_is_over_or_has_lost_its_quota_is_no_load_of_the_clusters_it_was_nominated_for() -> None:
+    waits, over = a_nominee(nominated=("north",)), a_nominee(uid="v", nominated=("north", "west"), waits=False)
+    assert loads_of([waits, over, a_nominee(uid="w", cluster="west", waits=False)]) == {"north": 8, "west": 8}
+
+
+async def test_a_cluster_whose_zone_is_no_name_stops_no_report(tmp_path: Path) -> None:
+    plane = Grids()
+    async with a_site(tmp_path, plane, dispatch=True) as site:
+        await furnish_workers(site.kueue, ZONES | {"north": "the far north"}, {"east": 8, "north": 8, "west": 8})
+        release(site, "train")
+        await site.kueue.put("workloads", a_workload("train", 4))
+        await site.settle(lambda: site.runs("train"))
+        assert status(site, "train")["clusterName"] == "west", "what is in no zone comes last"
+
+
 def test_what_is_not_ours_to_steer_is_nominated_for_all() -> None:
-    assert nominated(a_nominee(), steers=False) == ("east", "north", "west")
-    assert nominated(a_nominee(left_alone=True)) == ("east", "north", "west")
+    assert nominated(a_nominee(), steers=False) == ("north", "west", "east")
+    assert nominated(a_nominee(left_alone=True)) == ("north", "west", "east")
     assert nominated(a_nominee(nominated=("east", "north", "west")), steers=False) is None
 
 

@@ -375,6 +375,37 @@ async def test_terms_that_no_report_can_have_cost_no_other_workload_its_own(tmp_
     assert (said["team/endless"].time_limit_s, said["team/endless"].deadline) == (1e9, None)
 
 
+async def test_a_workload_that_may_not_be_changed_costs_no_other_its_answer(tmp_path: Path) -> None:
+    """A webhook of the site guards it."""
+    async with a_site(tmp_path, Plane()) as site:
+        for name in ("a-guarded", "train"):
+            site.plane.decide(f"team/{name}", EngineAction.RELEASE, note="released")
+            await site.kueue.put("workloads", a_workload(name, 2))
+        site.kueue.guarded.add("team/a-guarded")
+        await site.settle(lambda: site.runs("train") and bool(site.plane.last("team/a-guarded").refused))
+        assert site.plane.last("team/a-guarded").refused.endswith("403: the webhook of policies denies it")
+        assert all(report.problem is None for report in site.plane.reports)
+        tries = site.kueue.refusals
+        for _ in range(3):
+            await site.bridge.look()
+        assert site.kueue.refusals == tries, "it is not asked again at once"
+
+
+async def test_a_zone_that_is_no_name_and_a_quota_without_limit_stop_no_report(tmp_path: Path) -> None:
+    async with a_site(tmp_path, Plane(), queues_interval_s=0.01) as site:
+        await site.kueue.merge(
+            "resourceflavors", "h100", {"metadata": {"annotations": {"wattshift.io/zone": "the far north"}}}, None
+        )
+        (group,) = site.kueue.at("clusterqueues", "research")["spec"]["resourceGroups"]
+        group["flavors"][0]["resources"][0]["nominalQuota"] = "100G"
+        await site.kueue.merge("clusterqueues", "research", {"spec": {"resourceGroups": [group]}}, None)
+        await site.kueue.put("workloads", a_workload("train", 2))
+        await site.settle(lambda: any(report.nodes for report in site.plane.reports))
+        nodes = next(report.nodes for report in reversed(site.plane.reports) if report.nodes)
+        assert {node.zone for node in nodes} == {None}
+        assert sum(node.gpus for node in nodes) == 65_536
+
+
 def test_what_cannot_be_reported_is_as_it_was_last_reported(tmp_path: Path) -> None:
     talk = Talk("kueue", KueueSettings(state_dir=tmp_path), None)
 

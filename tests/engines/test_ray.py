@@ -70,7 +70,7 @@ class Site:
                 async with listening(self.address, bridge.told):
                     while not self._ending.is_set():
                         with contextlib.suppress(ProblemError):
-                            await bridge.look()
+                            await bridge._talk.look_once(bridge.look)
                         await asyncio.sleep(0.05)
 
         self._running = asyncio.create_task(run())
@@ -435,6 +435,17 @@ def test_a_job_keeps_its_devices_and_no_device_is_given_twice() -> None:
     then = devices_of({"w": {"n1": 1, "gone": 1}, "x": {"n1": 1, "n2": 0.5}, "y": {"n1": 1}}, nodes, first)
     assert then == {"x": {"a": [0], "b": [0]}, "w": {"a": [1]}}, "there is none left for y"
     assert devices_of({"w": {"n1": 1}}, nodes, then) == {"w": {"a": [1]}}
+    assert devices_of({"v": {"n1": -1}, "w": {"n1": 1 << 70}}, nodes, {}) == {"w": {"a": [0, 1]}}
+
+
+def test_a_zone_that_is_no_name_counts_as_none() -> None:
+    nodes = read_nodes(listed([a_node("n1", "gpu-1", 4, "the far north"), a_node("n2", "gpu-2", 4, "SE")]))
+    assert [node.zone for node in nodes] == [None, "SE"]
+
+
+def test_half_of_a_character_in_a_name_stops_no_report() -> None:
+    (job,) = read_jobs([RayHead().submit("\ud800" * 200)])
+    assert job.external_id.encode()
 
 
 def test_two_nodes_of_one_name_have_names_of_their_own() -> None:

@@ -78,6 +78,21 @@ def say(lies: Path, *jobs: dict[str, Any]) -> None:
     (lies / "squeue").write_bytes(orjson.dumps({"jobs": [JOB | job for job in jobs]}))
 
 
+async def test_a_node_that_no_node_can_be_costs_no_other_its_report(lies: Path) -> None:
+    """Types of GPUs are any text, and names of hosts may be long."""
+    long = "gpu-node-of-the-east-0001.cluster.internal.example.org"
+    nodes = [NODE, NODE | {"name": long, "gres": "gpu:a100+80:4,gpu:h100_80gb_hbm3:4"}]
+    nodes.append(NODE | {"name": "gpu3", "gres": "gpu:h200:2000"})
+    (lies / "sinfo").write_bytes(orjson.dumps({"nodes": nodes}))
+    say(lies, {})
+    told = Told()
+    await a_bridge(told).look()
+    names = [node.name for node in told.nodes]
+    assert names == ["gpu1", long, names[2]]
+    assert names[2].startswith(long[:54])
+    assert list(told.jobs) == ["7@1000"]
+
+
 def a_bridge(told: Told, **settings: Any) -> Bridge:
     options = {"mode": "control", "energy": False, "missing_after_s": 0, "nodes_interval_s": 0.001, **settings}
     return Bridge(SlurmSettings(**options), Commands(timeout_s=5), told)  # pyright: ignore[reportArgumentType]
@@ -153,7 +168,8 @@ async def test_a_job_that_cannot_be_read_is_as_it_was_and_others_go_on(
     if "submit_time" not in row:
         assert "requeue" not in (lies / "calls").read_text(), "nothing is done to what cannot be read"
     assert "7@1000" in told.present
-    assert [record.message for record in caplog.records].count("slurm.rows_unread") == 4, "once per bridge and kind"
+    said = [record.message for record in caplog.records]
+    assert said.count("slurm.rows_unread") + said.count("slurm.job_unreportable") == 4, "once per bridge and kind"
 
 
 async def test_a_node_that_cannot_be_read_keeps_its_lease_and_takes_no_work(lies: Path) -> None:

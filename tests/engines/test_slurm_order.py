@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from services.contracts.engines import EngineAction, EngineDecision, EngineReply
 from services.engines.slurm.bridge import Bridge
-from services.engines.slurm.commands import Commands, SlurmSilentError
+from services.engines.slurm.commands import Commands
 from services.engines.slurm.ordering import Priority, nice_values
 from services.engines.slurm.reading import Rows, SlurmJob, read_jobs
 from services.engines.slurm.steering import SET_BY_HAND, TAKEN_BACK, Changes, Memory, changes_of, report_of
+from services.kit.bridges.silent import EngineSilentError
 from tests.engines.bridge import Bridge as Theirs
 from tests.engines.bridge import a_job, on
 from tests.engines.plane import Plane
@@ -216,7 +217,7 @@ async def test_priorities_are_read_of_sprio(monkeypatch: pytest.MonkeyPatch) -> 
         "9": Priority(1, 300, False),
     }
     said += "sprio: what is this\n"
-    with pytest.raises(SlurmSilentError, match="what is this"):
+    with pytest.raises(EngineSilentError, match="what is this"):
         await commands.priorities()
 
 

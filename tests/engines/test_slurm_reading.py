@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from services.engines.slurm.reading import UnreadableError, number_of, read_jobs, read_nodes
+from services.engines.slurm.reading import number_of, read_jobs, read_nodes
 from services.engines.slurm.settings import SlurmSettings
 from services.engines.slurm.steering import Memory, report_of
+from services.kit.bridges.silent import EngineSilentError
 
 OLD_JOB: dict[str, Any] = {
     **{"job_id": 7, "job_state": "RUNNING", "name": "train", "user_name": "ann", "account": "lab"},
@@ -99,9 +100,9 @@ def test_what_says_that_it_is_incomplete_is_not_read() -> None:
         [],
         {"jobs": [{"job_id": 1}]},
     ):
-        with pytest.raises(UnreadableError):
+        with pytest.raises(EngineSilentError):
             read_jobs(answer)
-    with pytest.raises(UnreadableError):
+    with pytest.raises(EngineSilentError):
         read_nodes({"nodes": [{}]})
 
 

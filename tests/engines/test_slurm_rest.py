@@ -12,7 +12,6 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from services.engines.slurm.commands import Commands
 from services.engines.slurm.rest import Rest
 from services.engines.slurm.steering import Changes
 from tests.engines.test_slurm_lies import JOB, NODE, lies, say
@@ -61,7 +60,7 @@ def rest(restd: tuple[Restd, str], lies: Path) -> Rest:
     """A client whose commands have another job than slurmrestd."""
     say(lies, {"job_id": 8})
     (lies / "token").write_text("SLURM_JWT=secret\n")
-    return Rest(restd[1], Commands(timeout_s=5), user="root", token_file=lies / "token", timeout_s=1)
+    return Rest(restd[1], user="root", token_file=lies / "token", timeout_s=5)
 
 
 async def test_the_newest_version_that_both_know_is_spoken(restd: tuple[Restd, str], rest: Rest, lies: Path) -> None:
@@ -139,7 +138,7 @@ async def test_without_a_known_version_or_an_answer_commands_do_everything(
     restd[0].paths = ["/slurm/v0.0.35/jobs/"]
     assert [job.number for job in (await rest.jobs())[0]] == ["8"]
     restd[0].hangs = True
-    fresh = Rest(restd[1], Commands(timeout_s=5), user="root", token_file=None, timeout_s=0.2)
+    fresh = Rest(restd[1], user="root", token_file=None, timeout_s=2)
     assert [job.number for job in (await fresh.jobs())[0]] == ["8"]
-    gone = Rest(f"unix:{lies}/none", Commands(timeout_s=5), user="root", token_file=lies / "none", timeout_s=1)
+    gone = Rest(f"unix:{lies}/none", user="root", token_file=lies / "none", timeout_s=5)
     assert [node.name for node in await gone.nodes()] == ["gpu1"]

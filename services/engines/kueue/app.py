@@ -9,14 +9,16 @@ import asyncio
 import contextlib
 
 from services.engines.kueue.bridge import Bridge
-from services.engines.kueue.cluster import Cluster, ClusterSilentError
+from services.engines.kueue.cluster import Cluster
 from services.engines.kueue.settings import KueueSettings
 from services.kit.bridges.figures import shown_at
 from services.kit.bridges.process import run_bridge
+from services.kit.bridges.silent import EngineSilentError
 from services.kit.ids import utc_now
 from services.kit.logging import Log, configure_logging
 from services.kit.metrics import Metrics
 from services.kit.settings import settings_or_exit
+from services.kit.tasks import end_tasks
 
 log = Log(__name__)
 
@@ -39,10 +41,8 @@ async def release(settings: KueueSettings) -> None:
                     log.error("bridge.silent", silent_s=round(silent_s), admits="everything")
                     bridge = asyncio.create_task(Bridge(settings, cluster, None).run())
                     await asyncio.wait([bridge], timeout=_LOOK_S)
-                    bridge.cancel()
-                    with contextlib.suppress(asyncio.CancelledError):
-                        await bridge
-            except ClusterSilentError as error:
+                    await end_tasks([bridge])
+            except EngineSilentError as error:
                 log.error("kueue.silent", error=str(error))
             await asyncio.sleep(_LOOK_S)
 

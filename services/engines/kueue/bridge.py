@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from services.contracts.engines import EngineDecision, EngineJob, EngineJobState, EngineMode
-from services.engines.kueue.cluster import Cluster, ClusterSilentError
+from services.contracts.engines import EngineDecision, EngineJob, EngineJobState, EngineMode, EngineShare
+from services.engines.kueue.cluster import Cluster
 from services.engines.kueue.dispatcher import Dispatcher
 from services.engines.kueue.reading import Queues, Workload, queues_of, workload_of
 from services.engines.kueue.settings import KueueSettings
-from services.engines.kueue.steering import Slot, changes_of, nodes_of, report_of, slots_of
+from services.engines.kueue.steering import Held, changes_of, devices_of, nodes_of, report_of, shares_of
+from services.kit.bridges.silent import EngineSilentError
 from services.kit.bridges.talk import Talk
 from services.kit.control_plane import ControlPlane
 from services.kit.ids import utc_now
@@ -38,7 +39,8 @@ class Bridge:
         self._order: Sequence[str] = ()
         self._workloads: dict[str, Workload] = {}
         self._queues = Queues()
-        self._slots: dict[str, list[Slot]] = {}
+        self._held: Held = {}
+        self._shares: dict[str, list[EngineShare]] = {}
         self._dispatcher = Dispatcher(settings, cluster) if settings.dispatch else None
         self._listed = asyncio.Event()
         self._queues_at_s = -1e9
@@ -49,25 +51,22 @@ class Bridge:
     async def run(self) -> None:
         watching = asyncio.create_task(self._watch())
         try:
-            await self._talk.keep_looking(self._look_or_complain)
+            await self._talk.keep_looking(self.look)
         finally:
             await end_tasks([watching])
-
-    async def _look_or_complain(self) -> None:
-        try:
-            await self.look()
-        except (ClusterSilentError, TimeoutError) as error:
-            await self._talk.complain(error)
 
     async def look(self) -> int:
         """Look once; return how many workloads were changed.
 
         Raises:
-            ClusterSilentError: The API server does not answer.
+            EngineSilentError: The API server does not answer.
             ProblemError: The control plane does not answer, or refuses; by then Kueue has its answers.
         """
-        async with asyncio.timeout(30):
-            await self._listed.wait()
+        try:
+            async with asyncio.timeout(30):
+                await self._listed.wait()
+        except TimeoutError:
+            raise EngineSilentError("Its workloads could not be listed so far.") from None
         await self._read_queues()
         written = await self._answer()
         if self._dispatcher is not None:
@@ -82,7 +81,7 @@ class Bridge:
             try:
                 async for kind, found in self._cluster.watched("workloads"):
                     self._take_event(kind, found)
-            except ClusterSilentError as error:
+            except EngineSilentError as error:
                 log.warning("kueue.silent", error=str(error))
             except Exception:  # whatever was answered, it is listed anew
                 log.exception("watch.failed")
@@ -112,7 +111,7 @@ class Bridge:
         if self._dispatcher is not None:
             await self._dispatcher.read(found[3])
         self._queues = queues_of(found[0], found[1], found[2], found[3], self._settings)
-        self._talk.queues, self._talk.version = sorted(self._queues.checked), self._cluster.version
+        self._talk.queues, self._talk.version = sorted(self._queues.checked)[:1_000], self._cluster.version
         for check in found[3]:
             if check["metadata"]["name"] in self._queues.checks and not self._is_alone:
                 await self._cluster.acknowledge(check)
@@ -137,7 +136,8 @@ class Bridge:
 
     async def _report(self) -> None:
         live, sent = self._live(), self._talk.sent
-        self._slots = slots_of(live, self._queues, self._slots)
+        self._held = devices_of(live, self._queues, self._held)
+        self._shares = shares_of(self._held, self._queues)
         reports = {
             each.uid: self._talk.said(each.uid, partial(self._report_of, each))
             for each in self._workloads.values()
@@ -154,13 +154,16 @@ class Bridge:
         self._talk.forget(self._workloads)
 
     def _report_of(self, workload: Workload) -> EngineJob:
-        decision, slots = self._talk.decisions.get(workload.uid), self._slots.get(workload.uid, ())
-        return report_of(workload, self._queues, decision, slots, self._settings)
+        decision, shares = self._talk.decisions.get(workload.uid), self._shares.get(workload.uid, ())
+        report = report_of(workload, self._queues, decision, shares)
+        if decision is None or report.revision == decision.revision or not (why := self._cluster.refusal(workload.uid)):
+            return report
+        return report.model_copy(update={"revision": decision.revision, "refused": why})
 
     def _over(self, uid: str) -> EngineJob:
         """Return how a workload that no longer runs or waits ended: as Kueue last had it, or by its deletion."""
         if (workload := self._workloads.get(uid)) is not None:
-            return report_of(workload, self._queues, None, (), self._settings)
+            return report_of(workload, self._queues, None, ())
         if uid in self._talk.sent:
             return self._talk.ended(uid, EngineJobState.CANCELLED, number=uid, detail="Its workload was deleted.")
         return self._talk.ended(uid, EngineJobState.MISSING, number=uid)

@@ -1,11 +1,13 @@
-"""Kueue's API server, through the official client; every call may raise ``ClusterSilentError``."""
+"""Kueue's API server, through the official client; every call may raise ``EngineSilentError``."""
 
 import contextlib
+import time
 from collections.abc import AsyncIterator, Awaitable, Mapping
 from datetime import datetime
 from typing import Any, Self, TypeVar
 
 import aiohttp
+import orjson
 from kubernetes.aio import client, config, watch
 from kubernetes.aio.client.exceptions import ApiException
 
@@ -13,6 +15,7 @@ from services.engines.kueue.dispatching import CLUSTERS, Nomination, Nominee
 from services.engines.kueue.reading import Json, Workload
 from services.engines.kueue.settings import KueueSettings
 from services.engines.kueue.steering import Change
+from services.kit.bridges.silent import EngineSilentError
 from services.kit.ids import utc_now
 from services.kit.logging import Log
 
@@ -24,12 +27,10 @@ LEASES = ("coordination.k8s.io", "v1")
 VERSIONS = ("v1beta2", "v1beta1")
 """Those that the bridge reads, the preferred one first."""
 _CONFLICT, _GONE, _NOT_FOUND = 409, 410, 404
+_REFUSED = (400, 403, 422)  #: By which the API server, or a webhook there, refuses a change of one object
+_AGAIN_S = 60.0  #: So long after a refusal the same workload is left as it is
 _TIMEOUT_S = 30
 _WATCH_S = 300
-
-
-class ClusterSilentError(Exception):
-    """The API server does not answer, or not as expected."""
 
 
 class Cluster:
@@ -40,11 +41,12 @@ class Cluster:
         self._api = api
         self._objects: Any = client.CustomObjectsApi(api)
         self.version = ""
+        self._refused: dict[str, tuple[str, float]] = {}  #: By workload: why it could not be changed, and when that was
 
     @classmethod
     @contextlib.asynccontextmanager
     async def connected(cls, settings: KueueSettings) -> AsyncIterator[Self]:
-        """Connect with the pod's service account, or with a kubeconfig; ``ClusterSilentError`` if there is neither."""
+        """Connect with the pod's service account, or with a kubeconfig; ``EngineSilentError`` if there is neither."""
         configuration: Any = client.Configuration()
         try:
             if settings.kubeconfig is None:
@@ -54,7 +56,7 @@ class Cluster:
                 path = str(settings.kubeconfig) if settings.kubeconfig else None
                 await config.load_kube_config(config_file=path, client_configuration=configuration)
         except (config.ConfigException, OSError) as error:
-            raise ClusterSilentError(f"There is no configuration to reach the cluster by: {error}") from error
+            raise EngineSilentError(f"There is no configuration to reach the cluster by: {error}") from error
         async with client.ApiClient(configuration) as api:
             yield cls(settings, api)
 
@@ -91,9 +93,9 @@ class Cluster:
                     yield event["type"], event["raw_object"]
         except ApiException as error:
             if error.status != _GONE:  # else it is listed anew
-                raise ClusterSilentError(_words(error)) from error
+                raise EngineSilentError(_words(error)) from error
         except (aiohttp.ClientError, TimeoutError, OSError, KeyError, TypeError) as error:
-            raise ClusterSilentError(f"The watch ended: {error!r}") from error
+            raise EngineSilentError(f"The watch ended: {error!r}") from error
         finally:
             await watching.close()
 
@@ -114,6 +116,10 @@ class Cluster:
     async def _written(self, of: Workload | Nominee, part: Json, annotations: Mapping[str, str | None]) -> bool:
         place = (GROUP, self.version, of.namespace, "workloads", of.name)
         patch = self._objects.patch_namespaced_custom_object
+        now_s = time.monotonic()
+        was, since_s = self._refused.get(of.uid, ("", -_AGAIN_S))
+        if now_s < since_s + _AGAIN_S:
+            return False
         try:
             if part:
                 body: Json = {"metadata": {"resourceVersion": of.version}, **part}
@@ -123,7 +129,18 @@ class Cluster:
                 await _asked(self._patch(patch, place, {"metadata": {"annotations": dict(annotations)}}))
         except _OtherByNowError:
             return False
+        except _RefusedError as error:  # by what guards this one workload, which is no reason to leave all others
+            if str(error) != was:
+                log.error("kueue.refused", workload=f"{of.namespace}/{of.name}", why=str(error))
+            known = {uid: each for uid, each in self._refused.items() if now_s < each[1] + 2 * _AGAIN_S}
+            self._refused = {**known, of.uid: (str(error), now_s)}
+            return False
+        self._refused.pop(of.uid, None)
         return True
+
+    def refusal(self, uid: str) -> str:
+        """Return why a workload could not be changed; empty if it could."""
+        return self._refused.get(uid, ("", 0.0))[0]
 
     async def acknowledge(self, check: Json) -> None:
         """Mark an AdmissionCheck as active; otherwise, Kueue closes its queues."""
@@ -166,14 +183,14 @@ class Cluster:
         try:
             return None if found is None else datetime.fromisoformat(found["spec"]["renewTime"])
         except (KeyError, TypeError, ValueError) as error:
-            raise ClusterSilentError(f"The bridge's Lease cannot be read: {error!r}") from error
+            raise EngineSilentError(f"The bridge's Lease cannot be read: {error!r}") from error
 
     async def _list(self, plural: str) -> Json:
         found = await _asked(
             self._objects.list_cluster_custom_object(GROUP, self.version, plural, _request_timeout=_TIMEOUT_S)
         )
         if not isinstance(found, dict) or not isinstance(found.get("items"), list):  # pyright: ignore[reportUnknownMemberType]
-            raise ClusterSilentError(f"The list of {plural} is none.")
+            raise EngineSilentError(f"The list of {plural} is none.")
         return found  # pyright: ignore[reportUnknownVariableType]
 
     async def _patch(self, patch: Any, place: tuple[str, ...], body: Json) -> Any:
@@ -182,6 +199,10 @@ class Cluster:
 
 class _OtherByNowError(Exception):
     """The object has changed since it was read, or is gone."""
+
+
+class _RefusedError(EngineSilentError):
+    """The request is refused, for a reason that may concern this object alone."""
 
 
 _RAISE: Any = object()
@@ -196,10 +217,15 @@ async def _asked(answer: Awaitable[T], otherwise: T = _RAISE) -> T:
             return otherwise
         if error.status in (_CONFLICT, _NOT_FOUND):
             raise _OtherByNowError from error
-        raise ClusterSilentError(_words(error)) from error
+        kind = _RefusedError if error.status in _REFUSED else EngineSilentError
+        raise kind(_words(error)) from error
     except (TimeoutError, aiohttp.ClientError, OSError, ValueError) as error:
-        raise ClusterSilentError(f"The API server does not answer: {error!r}") from error
+        raise EngineSilentError(f"The API server does not answer: {error!r}") from error
 
 
 def _words(error: ApiException) -> str:
-    return f"The API server answered {error.status}: {str(error.reason)[:200]}"
+    try:
+        said = orjson.loads(error.body or "")["message"]
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        said = error.reason
+    return f"The API server answered {error.status}: {str(said)[:300]}"

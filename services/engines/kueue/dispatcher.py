@@ -5,6 +5,7 @@ No state is stored: after a restart, the time of nominated clusters starts again
 
 import time
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from services.contracts.engines import EngineMode, ZoneOutlook
@@ -47,9 +48,8 @@ class Dispatcher:
             self._documents[_uid(found)] = found
 
     async def read(self, checks: Sequence[Json]) -> None:
-        ours = [each for each in checks if as_dict(each.get("spec")).get("controllerName") == dispatching.MULTIKUEUE]
         lists = [await self._cluster.listed(kind) for kind in ("multikueueconfigs", "multikueueclusters")]
-        self._clusters = dispatching.worker_clusters_of(ours, *lists)
+        self._clusters = dispatching.worker_clusters_of(checks, *lists)
 
     def zones_to_ask(self) -> list[str]:
         """Return the zones whose outlooks should be requested now; none if it is too early."""
@@ -65,7 +65,8 @@ class Dispatcher:
         """Make the nominations that are due; return how many workloads were changed."""
         if heard and self._outlooks is None and self.zones_to_ask():
             return 0  # they are asked for with this very look
-        nominees = [each for each in map(self._read, self._documents.values()) if each is not None]
+        read = partial(dispatching.nominee_of, checks=self._clusters, resource=self._settings.resource)
+        nominees = [each for each in map(read, self._documents.values()) if each is not None]
         loads = dispatching.loads_of(nominees)
         self._since_s = {uid: since for uid, since in self._since_s.items() if uid in self._documents}
         written = 0
@@ -74,13 +75,12 @@ class Dispatcher:
         return written
 
     async def _nominate(self, nominee: dispatching.Nominee, loads: dict[str, int], *, steers: bool) -> bool:
-        settings, now_s, outlooks = self._settings, utc_now().timestamp(), self._outlooks or {}
-        clusters = self._clusters.get(nominee.check, ())
+        settings, now_s, clusters = self._settings, utc_now().timestamp(), self._clusters.get(nominee.check, ())
         waited = self._waited_s(nominee) >= settings.dispatch_wait_s
-        ranked = dispatching.ranking(nominee, clusters, outlooks, loads, settings, now_s)
-        wanted = dispatching.nomination_of(
-            nominee, clusters, outlooks, loads, settings, now_s, steers=steers, waited=waited
-        )
+        if not nominee.waits:
+            return False
+        ranked = dispatching.ranking(nominee, clusters, self._outlooks or {}, loads, settings, now_s)
+        wanted = dispatching.nomination_of(nominee, ranked, steers=steers, waited=waited)
         if wanted is None or not await self._cluster.nominate(wanted):
             return False
         for name in set(wanted.clusters) - set(nominee.nominated):
@@ -104,9 +104,6 @@ class Dispatcher:
             names, since_s = nominee.nominated, now_s
         self._since_s[nominee.uid] = names, since_s
         return now_s - since_s
-
-    def _read(self, document: Json) -> dispatching.Nominee | None:
-        return dispatching.nominee_of(document, self._clusters, self._settings.resource)
 
 
 def _uid(document: Json) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from services.contracts.engines import ZoneOutlook
+from services.contracts.schema import name_or_none
 from services.core.profiles.boards import board_of
 from services.core.profiles.priors import ANY_FAMILY, family_of
 from services.engines.kueue.reading import (
@@ -125,34 +126,23 @@ def worker_clusters_of(
 
 
 def nomination_of(
-    nominee: Nominee,
-    clusters: Sequence[WorkerCluster],
-    outlooks: Mapping[str, ZoneOutlook],
-    load: Mapping[str, int],
-    settings: KueueSettings,
-    now_s: float,
-    *,
-    steers: bool,
-    waited: bool,
+    nominee: Nominee, ranked: Sequence[tuple[WorkerCluster, float | None]], *, steers: bool, waited: bool
 ) -> Nomination | None:
-    """Return the clusters to nominate a workload for now; None to leave it as it is.
+    """Return the clusters to nominate a workload that waits for now; None to leave it as it is.
 
     The first is the greenest. One that did not take the workload in time stays nominated, and the next one is added.
 
     Args:
-        outlooks: What zones will emit from now on; a cluster in a zone without one comes after all others.
-        load: GPUs that workloads use or wait for, by cluster: among equals the least loaded is first.
+        ranked: The clusters that it may go to, by ``ranking``.
         steers: Whether the choice is ours; if not, it is nominated for all.
         waited: Whether the nominated clusters have had their time.
     """
-    if not nominee.waits or not clusters:
-        return None
+    names = [each.name for each, _ in ranked]
     if not steers or nominee.left_alone:
-        names = tuple(each.name for each in clusters)[:_MOST]
-        return Nomination(nominee, names, "") if set(names) - set(nominee.nominated) else None
-    ranked = ranking(nominee, clusters, outlooks, load, settings, now_s)
-    kept = tuple(name for name in nominee.nominated if any(each.name == name for each, _ in ranked))
-    left = [each.name for each, _ in ranked if each.name not in kept]
+        some = tuple(names[:_MOST])
+        return Nomination(nominee, some, "") if set(some) - set(nominee.nominated) else None
+    kept = tuple(name for name in nominee.nominated if name in names)
+    left = [name for name in names if name not in kept]
     if not left or (kept and not waited):
         return None
     return Nomination(nominee, (*kept, left[0])[:_MOST], _note(ranked))
@@ -169,6 +159,10 @@ def ranking(
     """Return the clusters, the greenest first, with the grams expected in each; None where they are unknown.
 
     Signals are never mixed: unless all zones have the same one, no grams are compared, and the least loaded is first.
+
+    Args:
+        outlooks: What zones will emit from now on; a cluster in a zone without one comes after all others.
+        load: GPUs that workloads use or wait for, by cluster: among equals the least loaded is first.
     """
     signals = {outlooks[each.zone].signal for each in clusters if each.zone in outlooks}
     length_s = nominee.length_s or settings.dispatch_length_s
@@ -195,7 +189,7 @@ def loads_of(nominees: Iterable[Nominee]) -> dict[str, int]:
     """Return the GPUs, or pods if they use none, of the workloads that run in each cluster or wait for it."""
     found: dict[str, int] = {}
     for each in nominees:
-        for name in (each.cluster,) if each.cluster else each.nominated:
+        for name in (each.cluster,) if each.cluster else each.nominated if each.waits else ():
             found[name] = found.get(name, 0) + (each.gpus or each.pods)
     return found
 
@@ -215,7 +209,10 @@ def _cluster_of(document: Json) -> WorkerCluster:
     except (TypeError, ValueError):
         pue = 1.0
     return WorkerCluster(
-        name_of(document), str(said.get(ZONE) or ""), str(said.get(GPU_MODEL) or ""), pue if 1.0 <= pue <= 10.0 else 1.0
+        name_of(document),
+        name_or_none(said.get(ZONE)) or "",
+        str(said.get(GPU_MODEL) or ""),
+        pue if 1.0 <= pue <= 10.0 else 1.0,
     )
 
 

@@ -1,7 +1,7 @@
 """Kueue's resources as the bridge needs them. Pure.
 
 Fields are those of the published schemas ``kueue.x-k8s.io/v1beta1`` and ``v1beta2``; a field that is missing, or of the
-wrong type, is read as absent.
+wrong type, is read as absent, and so is a grid zone that is no valid name.
 """
 
 import re
@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from services.contracts.engines import EngineJobState
+from services.contracts.schema import name_or_none
 from services.engines.kueue.settings import KueueSettings
 
 Json = dict[str, Any]
@@ -25,7 +26,8 @@ ZONE = "wattshift.io/zone"  #: What operators write on a ResourceFlavor: the gri
 REPLACES = "kueue.x-k8s.io/workload-slice-replacement-for"
 """What Kueue writes on a workload that asks for the new size of an elastic job: ``NAMESPACE/NAME`` of the old one."""
 
-MOST_GPUS = 1_024
+MOST_GPUS, MOST_NODES = 1_024, 16_384
+MOST_QUOTA = 65_536  #: GPUs of one flavor in a ClusterQueue; a quota that is to limit nothing has more
 LONGEST_S = 1e9  #: The longest time limit that a report has; Kueue's are up to twice as long
 _QUANTITY = re.compile(r"(\d+)([kMG]?)")
 _FACTORS = {"": 1, "k": 1_000, "M": 10**6, "G": 10**9}
@@ -168,11 +170,10 @@ def queues_of(
     ours = frozenset(
         name_of(each) for each in checks if as_dict(each.get("spec")).get("controllerName") == settings.controller
     )
-    labels, zones = dict[str, Json](), dict[str, str]()
+    labels, zones = dict[str, Json](), dict[str, str | None]()
     for each in flavors:
         labels[name_of(each)] = as_dict(as_dict(each.get("spec")).get("nodeLabels"))
-        if zone := as_dict(as_dict(each.get("metadata")).get("annotations")).get(ZONE):
-            zones[name_of(each)] = str(zone)
+        zones[name_of(each)] = name_or_none(as_dict(as_dict(each.get("metadata")).get("annotations")).get(ZONE))
     checked: dict[str, frozenset[str]] = {}
     flavored: list[Flavored] = []
     for each in cluster_queues:
@@ -236,7 +237,7 @@ def _quotas(spec: Json, resource: str) -> list[tuple[str, int]]:
     for group in map(as_dict, as_list(spec.get("resourceGroups"))):
         for flavor in map(as_dict, as_list(group.get("flavors"))):
             for each in map(as_dict, as_list(flavor.get("resources"))):
-                gpus = quantity(each.get("nominalQuota"))
+                gpus = min(quantity(each.get("nominalQuota")), MOST_QUOTA)
                 if each.get("name") == resource and gpus:
                     found.append((name_of({"metadata": flavor}), gpus))
     return found

@@ -25,6 +25,7 @@ from services.engines.kueue.reading import (
     DEADLINE,
     FLEXIBLE,
     MOST_GPUS,
+    MOST_NODES,
     REPLACES,
     STEER,
     STOPPABLE,
@@ -33,6 +34,7 @@ from services.engines.kueue.reading import (
     Workload,
 )
 from services.engines.kueue.settings import KueueSettings
+from services.kit.bridges.devices import numbered
 
 PENDING, READY, RETRY = "Pending", "Ready", "Retry"
 NOTE, START, GRAMS = (f"wattshift.io/{name}" for name in ("note", "expected-start", "expected-gco2"))
@@ -44,7 +46,8 @@ _SHORTEST_RETRY_S, _LONGEST_RETRY_S = 30.0, 600.0
 
 _ODD = re.compile(r"[^A-Za-z0-9._-]")
 
-Slot = tuple[str, int]  #: A node of ours, and one of its GPUs
+Held = Mapping[str, Mapping[tuple[str, str], Sequence[int]]]
+"""GPUs by workload, and by ClusterQueue and flavor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,13 +121,10 @@ def changes_of(
 
 
 def report_of(
-    workload: Workload, queues: Queues, decision: EngineDecision | None, slots: Sequence[Slot], settings: KueueSettings
+    workload: Workload, queues: Queues, decision: EngineDecision | None, shares: Sequence[EngineShare]
 ) -> EngineJob:
-    """Return the report of a workload for the control plane; ``slots`` is what it holds."""
+    """Return the report of a workload for the control plane; ``shares`` is what it holds."""
     reason = why_not(workload, queues)
-    shares: dict[str, list[int]] = {}
-    for node, device in slots:
-        shares.setdefault(node, []).append(device)
     models = {each.model for each in queues.flavored if each.flavor in workload.flavors}
     return EngineJob(
         external_id=workload.uid,
@@ -144,7 +144,7 @@ def report_of(
         submitted_at=workload.submitted_at,
         started_at=workload.since if workload.state is EngineJobState.RUNNING else None,
         ended_at=workload.since if workload.state.is_over else None,
-        shares=[EngineShare(node=node, devices=sorted(devices)) for node, devices in sorted(shares.items())],
+        shares=list(shares),
         detail=workload.detail[:500] if workload.state.is_over else "",
         revision=decision.revision if decision and _is_followed(workload, decision, queues.checks) else 0,
     )
@@ -153,7 +153,7 @@ def report_of(
 def nodes_of(queues: Queues, settings: KueueSettings) -> list[EngineNode]:
     """Return quotas as nodes: as many as needed for each ClusterQueue and flavor, each with at most 1,024 GPUs."""
     parts = _parts(queues)
-    return [
+    found = [
         EngineNode(
             name=name,
             gpus=gpus,
@@ -166,37 +166,35 @@ def nodes_of(queues: Queues, settings: KueueSettings) -> list[EngineNode]:
         for each in queues.flavored
         for name, gpus in parts[each.cluster_queue, each.flavor]
     ]
+    return found[:MOST_NODES]
 
 
-def slots_of(
-    workloads: Sequence[Workload], queues: Queues, held: Mapping[str, Sequence[Slot]]
-) -> dict[str, list[Slot]]:
-    """Return which GPUs the running workloads count as holding; those that held some before keep them.
+def devices_of(workloads: Sequence[Workload], queues: Queues, held: Held) -> Held:
+    """Return which GPUs of its quotas each running workload counts as holding, numbered from 0.
 
     Kueue counts quota and names no devices. Quota that is borrowed from another ClusterQueue has no GPUs here: that
     part of a workload holds nothing.
 
     Args:
-        workloads: All that are running.
-        held: The previous result, by uid.
+        held: The previous result.
     """
-    free = {
-        place: [(name, device) for name, gpus in parts for device in range(gpus)]
-        for place, parts in _parts(queues).items()
+    running = [each for each in workloads if each.state is EngineJobState.RUNNING]
+    running.sort(key=lambda each: (each.since or each.submitted_at, each.uid))
+    wanted = {
+        each.uid: {(each.cluster_queue, flavor): gpus for flavor, gpus in each.flavors.items()} for each in running
     }
-    found: dict[str, list[Slot]] = {}
-    for again in (True, False):
-        for each in sorted(workloads, key=lambda each: (each.since or each.submitted_at, each.uid)):
-            if (each.uid in held) is not again or each.state is not EngineJobState.RUNNING:
-                continue
-            mine: list[Slot] = []
-            for flavor, gpus in each.flavors.items():
-                left = free.get((each.cluster_queue, flavor), [])
-                kept = [slot for slot in held.get(each.uid, ()) if slot in left][:gpus]
-                taken = kept + [slot for slot in left if slot not in kept][: gpus - len(kept)]
-                mine += taken
-                left[:] = [slot for slot in left if slot not in set(taken)]
-            found[each.uid] = mine
+    return numbered(wanted, {(each.cluster_queue, each.flavor): each.gpus for each in queues.flavored}, held)
+
+
+def shares_of(held: Held, queues: Queues) -> dict[str, list[EngineShare]]:
+    """Return what each workload holds on the nodes that its quotas are."""
+    parts, found = _parts(queues), dict[str, list[EngineShare]]()
+    for uid, places in held.items():
+        shares: dict[str, list[int]] = {}
+        for place, numbers in places.items():
+            for number in numbers:
+                shares.setdefault(parts[place][number // MOST_GPUS][0], []).append(number % MOST_GPUS)
+        found[uid] = [EngineShare(node=node, devices=devices) for node, devices in sorted(shares.items())]
     return found
 
 

@@ -5,17 +5,18 @@ answer starts its command by itself.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from services.contracts.engines import EngineAction, EngineDecision, EngineJob, EngineJobState, EngineMode
 from services.engines.ray.entries import Entry, Told, listening
-from services.engines.ray.head import Head, RaySilentError
-from services.engines.ray.reading import Holdings, RayJob, RayNode
+from services.engines.ray.head import Head
+from services.engines.ray.reading import RayJob, RayNode
 from services.engines.ray.settings import RaySettings
 from services.engines.ray.steering import NOT_OURS, Seen, devices_of, nodes_of, report_of, told_of
 from services.kit.bridges.energy import ModelledEnergy
+from services.kit.bridges.silent import EngineSilentError
 from services.kit.bridges.talk import Talk
 from services.kit.control_plane import ControlPlane
 from services.kit.logging import Log
@@ -36,7 +37,7 @@ class Bridge:
         self._talk = Talk("ray", settings, control_plane)
         self._jobs: dict[str, RayJob] = {}
         self._nodes: list[RayNode] = []
-        self._holdings = Holdings()
+        self._holdings: Mapping[str, Mapping[str, float]] = {}
         self._entries: dict[str, tuple[Entry, float]] = {}
         self._devices: dict[str, dict[str, list[int]]] = {}
         self._began_s = time.monotonic()
@@ -64,19 +65,19 @@ class Bridge:
             await self._talk.keep_looking(self.look)
 
     async def look(self) -> None:
-        """Look once; ``ProblemError`` if the control plane does not answer, or refuses."""
-        now_s = time.monotonic()
-        try:
-            if not self._talk.version:
-                self._talk.version = await self._head.version()
-            if fresh := now_s - self._nodes_at_s >= self._settings.nodes_interval_s:
-                self._nodes = await self._head.nodes()
-            self._holdings = await self._head.holdings()
-            jobs = await self._head.jobs()
-        except RaySilentError as error:
-            self._talk.version = ""  # it may be another one when it answers again
-            await self._talk.complain(error)
-            return
+        """Look once.
+
+        Raises:
+            EngineSilentError: Ray does not answer.
+            ProblemError: The control plane does not answer, or refuses.
+        """
+        now_s, version = time.monotonic(), self._talk.version
+        self._talk.version = ""  # it may be another one when it answers again
+        version = version or await self._head.version()
+        if fresh := now_s - self._nodes_at_s >= self._settings.nodes_interval_s:
+            self._nodes = await self._head.nodes()
+        self._holdings = await self._head.holdings()
+        jobs, self._talk.version = await self._head.jobs(), version
         self._jobs = {job.number: job for job in sorted(jobs, key=lambda job: job.submitted_at)}
         self._entries = {
             name: (entry, asked_s)
@@ -105,7 +106,7 @@ class Bridge:
             if entry is None and now_s - self._began_s < FIRST_ASKS_S:
                 continue
             if not job.state.is_over:
-                holds = self._holdings.gpus.get(job.driver, {}) if entry is None else entry.nodes
+                holds = self._holdings.get(job.driver, {}) if entry is None else entry.nodes
                 if entry is None or entry.is_running:
                     wanted[job.external_id] = {node: gpus for node, gpus in holds.items() if gpus}
             found.append((job, entry))
@@ -131,7 +132,7 @@ class Bridge:
                 try:
                     await self._head.stop(job.submission)
                     log.info("ray.stopped", job=number)
-                except RaySilentError as error:
+                except EngineSilentError as error:
                     log.error("ray.silent", error=str(error))
 
     async def _report(self, reports: dict[str, EngineJob], now_s: float, *, fresh: bool) -> None:

@@ -21,7 +21,9 @@ class Entry(NodeMessage):
     state: Literal["waits", "starts", "runs", "stops"]
     run: int = said("How often its command has been started.", ge=0, lt=2**31)
     began_at: Instant | None = maybe("When this run has begun; null while there is none.")
-    nodes: dict[Text, int] = said("GPUs that its placement group has, by Ray's ids of nodes.")
+    nodes: dict[Text, Annotated[int, Field(ge=0, le=65_536)]] = said(
+        "GPUs that its placement group has, by Ray's ids of nodes."
+    )
     gpus: Gpus
     max_gpus: Gpus
     step_gpus: Gpus = 1

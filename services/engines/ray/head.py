@@ -1,6 +1,6 @@
 """Ray's head over HTTP: its Job Submission API and its state API, as its dashboard serves them. Nothing imports Ray."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Self
 from urllib.parse import quote
@@ -9,16 +9,13 @@ import aiohttp
 
 from services.engines.ray import reading
 from services.engines.ray.settings import RaySettings
+from services.kit.bridges.silent import EngineSilentError
 
 _ALL = {"limit": "10000", "detail": "true"}  #: As many as Ray answers with at most; it says when there are more
 
 
-class RaySilentError(Exception):
-    """Ray does not answer, or not as expected."""
-
-
 class Head:
-    """One Ray cluster; every call may raise ``RaySilentError``."""
+    """One Ray cluster; every call may raise ``EngineSilentError``."""
 
     def __init__(self, client: aiohttp.ClientSession) -> None:
         self._client = client
@@ -35,29 +32,23 @@ class Head:
         return str((await self._get("/api/version")).get("ray_version", ""))[:100]
 
     async def jobs(self) -> list[reading.RayJob]:
-        return self._read(reading.read_jobs, await self._get("/api/jobs/"))
+        return reading.read_jobs(await self._get("/api/jobs/"))
 
     async def nodes(self) -> list[reading.RayNode]:
         """Return the nodes that are alive and have GPUs."""
-        return self._read(reading.read_nodes, await self._get("/api/v0/nodes", _ALL))
+        return reading.read_nodes(await self._get("/api/v0/nodes", _ALL))
 
-    async def holdings(self) -> reading.Holdings:
-        """Return which drivers hold GPUs by other means than ``wattshift.ray``."""
+    async def holdings(self) -> Mapping[str, Mapping[str, float]]:
+        """Return the GPUs that drivers hold by other means than ``wattshift.ray``, by driver and node."""
         groups = await self._get("/api/v0/placement_groups", _ALL)
         actors = await self._get(
             "/api/v0/actors", _ALL | {"filter_keys": "state", "filter_predicates": "=", "filter_values": "ALIVE"}
         )
-        return self._read(reading.read_holdings, groups, actors)
+        return reading.read_holdings(groups, actors)
 
     async def stop(self, submission: str) -> None:
         """Have a job stopped for good."""
         await self._call("POST", f"/api/jobs/{quote(submission, safe='')}/stop", {})
-
-    def _read(self, read: Any, *documents: Any) -> Any:
-        try:
-            return read(*documents)
-        except reading.UnreadableError as error:
-            raise RaySilentError(str(error)) from error
 
     async def _get(self, path: str, query: dict[str, str] | None = None) -> Any:
         return await self._call("GET", path, query or {})
@@ -68,4 +59,4 @@ class Head:
                 answer.raise_for_status()
                 return await answer.json()
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            raise RaySilentError(f"Ray does not answer {path}: {error or type(error).__name__}") from error
+            raise EngineSilentError(f"Ray does not answer {path}: {error or type(error).__name__}") from error

@@ -1,16 +1,19 @@
 """Ray's jobs, nodes and holders of GPUs, read from the documents of its dashboard. Pure.
 
-A list with one unreadable item is rejected as a whole: a job that is left out would count as lost.
+Everything raises ``EngineSilentError`` for an answer that does not have Ray's format, or is incomplete. A list with one
+unreadable item is rejected as a whole: a job that is left out would count as lost.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any
 
-from services.contracts.engines import EngineJobState
+from services.contracts.engines import EngineJobState, closest_name
+from services.contracts.schema import name_or_none
+from services.kit.bridges.silent import EngineSilentError
 
 ZONE, ACCELERATOR, OURS = "zone:", "accelerator_type:", "wattshift:"
 """How resources that name a zone or a GPU model begin, and the placement groups of ``wattshift.ray``."""
@@ -24,10 +27,6 @@ _STATES = {
 
 
 _MOST_NAME = 150
-
-
-class UnreadableError(Exception):
-    """An answer that does not have Ray's format, or is incomplete; everything that reads one raises this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,21 +65,14 @@ class RayNode:
     zone: str | None
 
 
-@dataclass(frozen=True)
-class Holdings:
-    """GPUs that drivers hold by other means than ``wattshift.ray``: by driver and node, in GPUs."""
-
-    gpus: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, Mapping[str, float]])
-
-
 def read_jobs(document: Any) -> list[RayJob]:
-    """Return the jobs of ``/api/jobs/``; ``UnreadableError`` if one of them cannot be read, or occurs twice."""
+    """Return the jobs of ``/api/jobs/``; an error if one of them cannot be read, or occurs twice."""
     try:
         found = [_job(each) for each in document]
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise UnreadableError(f"Its jobs cannot be read: {error!r}.") from error
+        raise EngineSilentError(f"Its jobs cannot be read: {error!r}.") from error
     if len({each.external_id for each in found}) < len(found):
-        raise UnreadableError("It names a job twice.")
+        raise EngineSilentError("It names a job twice.")
     return found
 
 
@@ -91,12 +83,12 @@ def read_nodes(document: Any) -> list[RayNode]:
         names = Counter(_name(each["node_name"]) for each in alive)
         found = [_node(each, names) for each in alive if each["resources_total"].get("GPU", 0) >= 1]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UnreadableError(f"Its nodes cannot be read: {error!r}.") from error
+        raise EngineSilentError(f"Its nodes cannot be read: {error!r}.") from error
     return sorted(found, key=lambda node: node.name)
 
 
-def read_holdings(groups: Any, actors: Any) -> Holdings:
-    """Return what drivers hold through placement groups and through actors outside of any."""
+def read_holdings(groups: Any, actors: Any) -> Mapping[str, Mapping[str, float]]:
+    """Return the GPUs that drivers hold through placement groups and actors outside of any, by driver and node."""
     held: dict[str, Counter[str]] = {}
     try:
         for group in _listed(groups):
@@ -109,15 +101,15 @@ def read_holdings(groups: Any, actors: Any) -> Holdings:
             if actor["state"] == "ALIVE" and gpus and not actor["placement_group_id"]:
                 held.setdefault(actor["job_id"], Counter())[actor["node_id"]] += gpus  # pyright: ignore[reportArgumentType]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UnreadableError(f"What holds its GPUs cannot be read: {error!r}.") from error
-    return Holdings(held)
+        raise EngineSilentError(f"What holds its GPUs cannot be read: {error!r}.") from error
+    return held
 
 
 def _listed(document: Any) -> Iterable[Any]:
     """Return the items of an answer of Ray's state API."""
     found = document["data"]["result"]
     if found["partial_failure_warning"] or found["total"] > found["num_after_truncation"]:
-        raise UnreadableError("It answers half.")
+        raise EngineSilentError("It answers half.")
     return found["result"]
 
 
@@ -125,7 +117,7 @@ def _job(document: Mapping[str, Any]) -> RayJob:
     ended_ms, code = document["end_time"], document["driver_exit_code"]
     return RayJob(
         submission=_text(document["submission_id"]),
-        driver=str(document["job_id"] or ""),
+        driver=_text(document["job_id"]),
         state=_STATES[document["status"]],
         submitted_at=datetime.fromtimestamp(document["start_time"] / 1000, UTC),
         ended_at=datetime.fromtimestamp(ended_ms / 1000, UTC) if ended_ms else None,
@@ -145,17 +137,15 @@ def _node(document: Mapping[str, Any], names: Mapping[str, int]) -> RayNode:
         name=name if names[name] == 1 else f"{name}-{node_id[:10]}",
         gpus=min(int(resources["GPU"]), 1_024),
         accelerator=models[0] if len(models) == 1 else "",
-        zone=zones[0] if len(zones) == 1 else None,
+        zone=name_or_none(zones[0]) if len(zones) == 1 else None,
     )
 
 
 def _name(value: object) -> str:
     """Return the valid name that is closest to Ray's."""
-    name = "".join(
-        letter if letter.isascii() and (letter.isalnum() or letter in "-_.") else "-" for letter in str(value)
-    )
-    return name.strip("-_.")[:50] or "node"
+    return closest_name(str(value)).strip("-_.")[:50]
 
 
 def _text(value: object) -> str:
-    return str(value or "").replace("\0", "")
+    """Return a text without what no database or log can hold: zeros, and halves of characters."""
+    return str(value or "").replace("\0", "").encode(errors="replace").decode()

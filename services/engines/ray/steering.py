@@ -14,6 +14,7 @@ from services.contracts import engines
 from services.engines.ray.entries import Entry, Told
 from services.engines.ray.reading import RayJob, RayNode
 from services.engines.ray.settings import RaySettings
+from services.kit.bridges.devices import numbered
 
 OPTED_OUT, NOT_OURS = "its user opted out", "it does not run by wattshift.ray"
 QUEUE = "ray"
@@ -155,22 +156,12 @@ def devices_of(
         wanted: GPUs by job and Ray's ids of nodes; a fraction of a GPU counts as one.
         held: The previous result.
     """
-    known = {node.id: node for node in nodes}
-    free = {node.name: list(range(node.gpus)) for node in nodes}
-    found: dict[str, dict[str, list[int]]] = {}
-    for again in (True, False):
-        for name in sorted(wanted):
-            for node_id, gpus in wanted[name].items():
-                if node_id not in known or (name in held) is not again:
-                    continue
-                node = known[node_id].name
-                left = free[node]
-                kept = [device for device in held.get(name, {}).get(node, ()) if device in left]
-                taken = sorted((kept + [device for device in left if device not in kept])[: ceil(gpus)])
-                free[node] = [device for device in left if device not in taken]
-                if taken:
-                    found.setdefault(name, {})[node] = taken
-    return found
+    known = {node.id: node.name for node in nodes}
+    named = {
+        name: {known[node]: ceil(gpus) for node, gpus in places.items() if node in known}
+        for name, places in sorted(wanted.items())
+    }
+    return numbered(named, {node.name: node.gpus for node in nodes}, held)
 
 
 def _size(entry: Entry, gpus: int | None) -> int:

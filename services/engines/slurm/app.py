@@ -4,20 +4,19 @@ import asyncio
 
 from services.engines.slurm.bridge import Bridge
 from services.engines.slurm.commands import Commands
-from services.engines.slurm.rest import Rest, Slurm
+from services.engines.slurm.rest import Rest
 from services.engines.slurm.settings import SlurmSettings
 from services.kit.bridges.process import run_bridge
 from services.kit.logging import configure_logging
 from services.kit.settings import settings_or_exit
 
 
-def slurm_of(settings: SlurmSettings) -> Slurm:
+def slurm_of(settings: SlurmSettings) -> Commands:
     """Return the interface to Slurm that these settings choose."""
-    commands = Commands(settings.command_timeout_s)
-    if not settings.rest:
-        return commands
     token, timeout_s = settings.rest_token_file, settings.command_timeout_s
-    return Rest(settings.rest, commands, user=settings.rest_user, token_file=token, timeout_s=timeout_s)
+    if not settings.rest:
+        return Commands(timeout_s)
+    return Rest(settings.rest, user=settings.rest_user, token_file=token, timeout_s=timeout_s)
 
 
 def main() -> None:

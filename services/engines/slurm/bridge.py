@@ -9,13 +9,13 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from itertools import islice
 
 from services.contracts import engines
-from services.engines.slurm.commands import SlurmSilentError
+from services.engines.slurm.commands import Commands
 from services.engines.slurm.ordering import Priority, nice_values
 from services.engines.slurm.reading import SlurmJob, SlurmNode
-from services.engines.slurm.rest import Slurm
 from services.engines.slurm.settings import SlurmSettings
 from services.engines.slurm.steering import (
     SET_BY_HAND,
@@ -29,6 +29,7 @@ from services.engines.slurm.steering import (
 )
 from services.kit.bridges.energy import ModelledEnergy
 from services.kit.bridges.figures import IDLED
+from services.kit.bridges.silent import EngineSilentError
 from services.kit.bridges.talk import REST, Talk
 from services.kit.control_plane import ControlPlane
 from services.kit.logging import Log
@@ -83,7 +84,7 @@ class Identities:
 class Bridge:
     """One Slurm cluster and the control plane."""
 
-    def __init__(self, settings: SlurmSettings, slurm: Slurm, control_plane: ControlPlane) -> None:
+    def __init__(self, settings: SlurmSettings, slurm: Commands, control_plane: ControlPlane) -> None:
         self._settings = settings
         self._slurm = slurm
         self._control_plane = control_plane
@@ -136,7 +137,7 @@ class Bridge:
             if changes.size and self._settings.mode is engines.EngineMode.CONTROL:
                 await self._slurm.change(changes)
                 log.info("slurm.given_back", jobs=changes.size)
-        except SlurmSilentError as error:
+        except EngineSilentError as error:
             log.error("slurm.silent", error=str(error))
 
     async def look(self) -> Changes:
@@ -153,9 +154,14 @@ class Bridge:
                 nodes = await self._slurm.nodes()
                 closed = [replace(node, closed=UNREAD) for name, node in self._nodes.items() if name in nodes.unread]
                 self._nodes = {node.name: node for node in (*nodes, *closed)}
-                self._parts = [each for node in self._nodes.values() for each in self._nodes_of(node)]
-                self._note_unread("nodes", nodes.unread)
-        except SlurmSilentError as error:
+                self._parts, unread = [], {**nodes.unread}
+                for node in self._nodes.values():
+                    try:
+                        self._parts += self._nodes_of(node)
+                    except ValueError as error:  # of what no node can have
+                        unread[node.name] = f"{error!r}"[:200]
+                self._note_unread("nodes", unread)
+        except EngineSilentError as error:
             await self._talk.complain(error)
             return Changes()
         finally:
@@ -200,7 +206,7 @@ class Bridge:
         names = {job.number: name for job, name in live}
         try:
             refused = await self._slurm.change(changes)
-        except SlurmSilentError as error:
+        except EngineSilentError as error:
             log.error("slurm.silent", error=str(error))
             return changes
         for number, _ in changes.signals:
@@ -229,18 +235,14 @@ class Bridge:
         unread: Mapping[str, str],
         now_s: float,
     ) -> None:
-        """Report what has changed to the control plane; jobs that cannot be reported are logged once."""
+        """Report what has changed to the control plane."""
         reports: dict[str, engines.EngineJob] = {}
-        unread = {**unread}
         for job, name in named:
             if job.state in ("pending", "running") or name in self._talk.sent or not self._talk.is_known:
-                memory = self._memories.get(name, Memory())
-                try:
-                    reports[name] = report_of(
-                        self._by_part(job), name, self._talk.decisions.get(name), memory, self._settings, now_s
-                    )
-                except (ValueError, OverflowError, OSError) as error:  # of what no job can have
-                    unread[job.number] = f"{error!r}"[:200]
+                decision, memory = self._talk.decisions.get(name), self._memories.get(name, Memory())
+                made = partial(report_of, self._by_part(job), name, decision, memory, self._settings, now_s)
+                if (report := self._talk.said(name, made)) is not None:
+                    reports[name] = report
         self._note_unread("jobs", unread)
         await self._talk.tell(reports, self._note_older)
         fresh = now_s - self._nodes_at_s >= self._settings.nodes_interval_s
@@ -259,7 +261,7 @@ class Bridge:
             return
         try:
             priorities = await self._slurm.priorities()
-        except SlurmSilentError as error:
+        except EngineSilentError as error:
             log.error("slurm.order_unknown", error=str(error))
             priorities = dict[str, Priority]()
         was_set = {job.number for job, _ in live} & self._set_by_hand - priorities.keys()
@@ -283,7 +285,7 @@ class Bridge:
         keys = {name: self._identities.key_of(name) for name in missing}
         try:
             ended = await self._slurm.ended(sorted({key[0] for key in keys.values() if key}))
-        except SlurmSilentError as error:
+        except EngineSilentError as error:
             log.error("slurm.silent", error=str(error))
             ended = {}
         over: list[engines.EngineJob] = []

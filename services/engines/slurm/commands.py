@@ -12,6 +12,7 @@ import orjson
 from services.engines.slurm import reading
 from services.engines.slurm.ordering import Priority
 from services.engines.slurm.steering import Changes
+from services.kit.bridges.silent import EngineSilentError
 
 _FOR_JOB = re.compile(r"^(?P<words>.*) for job (?P<number>[\d_]+)", re.MULTILINE)
 _OF_TASKS = re.compile(r"^(?P<array>\d+)_\[?(?P<tasks>\d[\d,-]*)\]?: (?P<words>(?!No error).+)", re.MULTILINE)
@@ -21,14 +22,10 @@ _LATER_NODES = ("scontrol", "show", "nodes", "--json")
 """Shows nodes since 23.02, where ``sinfo --json`` has groups of nodes."""
 
 
-class SlurmSilentError(Exception):
-    """A Slurm command failed, hung or gave an unreadable answer; the message says which and how."""
-
-
 class Commands:
     """Slurm through its commands, run as this process's user, who must be an operator or administrator of Slurm.
 
-    Every call may raise ``SlurmSilentError``.
+    Every call may raise ``EngineSilentError``: a command failed, hung or gave an unreadable answer.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -39,14 +36,14 @@ class Commands:
     async def jobs(self) -> tuple[reading.Rows[reading.SlurmJob], str]:
         """Return all jobs that Slurm remembers and that ask for GPUs, and its version."""
         document = await self._json("squeue", "--json", "--states=all")
-        return _read(reading.read_jobs, document), version_of(document)
+        return reading.read_jobs(document), version_of(document)
 
     async def nodes(self) -> reading.Rows[reading.SlurmNode]:
         document = await self._json(*self._nodes)
         if isinstance(document, dict) and "sinfo" in document:
             self._nodes = _LATER_NODES
             document = await self._json(*self._nodes)
-        return _read(reading.read_nodes, document)
+        return reading.read_nodes(document)
 
     async def priorities(self) -> dict[str, Priority]:
         """Return the priorities of the jobs that may start, by number; of priority/multifactor alone."""
@@ -57,7 +54,7 @@ class Commands:
                 number, *words = line.split()
                 value, nice, *factors = map(int, words)
             except ValueError as error:
-                raise SlurmSilentError(f"sprio's answer cannot be read: {line[:100]}") from error
+                raise EngineSilentError(f"sprio's answer cannot be read: {line[:100]}") from error
             found[number] = Priority(value, nice, not any(factors) and value > max(-nice, 1) + 1)
         return found
 
@@ -114,7 +111,7 @@ class Commands:
         try:
             return await asyncio.to_thread(orjson.loads, out)
         except orjson.JSONDecodeError as error:
-            raise SlurmSilentError(f"{command[0]} answers no JSON: {error}") from error
+            raise EngineSilentError(f"{command[0]} answers no JSON: {error}") from error
 
     async def _run(
         self, *command: str, given: str = "", may_fail: bool = False, folder: str | None = None
@@ -122,7 +119,7 @@ class Commands:
         """Return a command's exit status and output.
 
         Raises:
-            SlurmSilentError: It cannot be run, does not end in time, or fails although it may not.
+            EngineSilentError: It cannot be run, does not end in time, or fails although it may not.
         """
         try:
             process = await asyncio.create_subprocess_exec(
@@ -134,19 +131,19 @@ class Commands:
                 cwd=folder,
             )
         except OSError as error:
-            raise SlurmSilentError(f"{command[0]} cannot be run: {error}") from error
+            raise EngineSilentError(f"{command[0]} cannot be run: {error}") from error
         try:
             async with asyncio.timeout(self._timeout_s):
                 out, err = await process.communicate(given.encode())
         except TimeoutError:
-            raise SlurmSilentError(f"{command[0]} did not end within {self._timeout_s:g} s") from None
+            raise EngineSilentError(f"{command[0]} did not end within {self._timeout_s:g} s") from None
         finally:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
         text, words = out.decode(errors="replace"), err.decode(errors="replace")
         if process.returncode and not may_fail:
-            raise SlurmSilentError(f"{command[0]} failed with status {process.returncode}: {words.strip()[-300:]}")
+            raise EngineSilentError(f"{command[0]} failed with status {process.returncode}: {words.strip()[-300:]}")
         return process.returncode or 0, text, words
 
 
@@ -156,13 +153,6 @@ def version_of(document: Mapping[str, Any]) -> str:
     slurm: Any = meta.get("Slurm") or meta.get("slurm") or {}
     plugin: Any = meta.get("plugin") or {}
     return f"{slurm.get('release', '')} {plugin.get('type') or plugin.get('data_parser') or ''}".strip()[:100]
-
-
-def _read(reader: Any, document: Any) -> Any:
-    try:
-        return reader(document)
-    except reading.UnreadableError as error:
-        raise SlurmSilentError(str(error)) from error
 
 
 def _fields(wanted: Sequence[tuple[str, str]]) -> list[str]:

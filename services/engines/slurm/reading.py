@@ -10,6 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from services.contracts.engines import closest_name
+from services.kit.bridges.silent import EngineSilentError
+
 T = TypeVar("T")
 
 TAG = re.compile(r"wattshift:(?P<id>[^\s;]+)")  #: In the admin comment: our name for the job
@@ -44,10 +47,6 @@ shards and ``mps``: what asks for them is Slurm's own, and their GPUs are not in
 DEPENDS, ARRAY_FULL = "it depends on other jobs", "its array runs as many tasks as it may"
 TASKS = 500  #: How many waiting tasks of one array are told apart; the decision on the last of them holds for the rest
 WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
-
-
-class UnreadableError(Exception):
-    """Slurm's answer does not have the format of any known version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +157,7 @@ class SlurmNode:
         found: list[tuple[str, str, int, int]] = []
         for at, (kind, count) in enumerate(self.types):
             first = sum(each for _, each in self.types[:at])
-            found.append((f"{self.name}.{kind}" if at else self.name, kind, first, count))
+            found.append((closest_name(f"{self.name}.{kind}" if at else self.name), kind, first, count))
         return found
 
 
@@ -174,7 +173,7 @@ def read_jobs(document: Any) -> Rows[SlurmJob]:
     """Return the jobs of an answer that ask for GPUs.
 
     Raises:
-        UnreadableError: It is not such an answer, says that it is incomplete, or is entirely unreadable.
+        EngineSilentError: It is not such an answer, says that it is incomplete, or is entirely unreadable.
     """
     records, unread = _read(document, "jobs", "job_id", _job)
     room = {job.number.partition("_")[0]: limit for job, limit in records if limit}
@@ -206,9 +205,9 @@ def read_nodes(document: Any) -> Rows[SlurmNode]:
 
 def _read(document: Any, name: str, key: str, read: Callable[[Any], T]) -> tuple[list[T], dict[str, str]]:
     if not isinstance(document, dict) or not isinstance(document.get(name), list):
-        raise UnreadableError(f"Slurm's answer has no {name}")
+        raise EngineSilentError(f"Slurm's answer has no {name}")
     if errors := document.get("errors"):
-        raise UnreadableError(f"Slurm says: {str(errors)[:300]}")
+        raise EngineSilentError(f"Slurm says: {str(errors)[:300]}")
     found: list[T] = []
     unread: dict[str, str] = {}
     for row in document[name]:
@@ -217,7 +216,7 @@ def _read(document: Any, name: str, key: str, read: Callable[[Any], T]) -> tuple
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             unread[str(row.get(key) if isinstance(row, dict) else None)] = f"{error!r}"[:200]
     if unread and not found:
-        raise UnreadableError(f"the {name} in Slurm's answer cannot be read: {next(iter(unread.values()))}")
+        raise EngineSilentError(f"the {name} in Slurm's answer cannot be read: {next(iter(unread.values()))}")
     return found, unread
 
 

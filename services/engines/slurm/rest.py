@@ -18,9 +18,9 @@ import aiohttp
 import orjson
 
 from services.engines.slurm.commands import Commands, version_of
-from services.engines.slurm.ordering import Priority
-from services.engines.slurm.reading import Rows, SlurmJob, SlurmNode, UnreadableError, read_jobs, read_nodes
+from services.engines.slurm.reading import Rows, SlurmJob, SlurmNode, read_jobs, read_nodes
 from services.engines.slurm.steering import Changes, together
+from services.kit.bridges.silent import EngineSilentError
 from services.kit.logging import Log
 
 log = Log(__name__)
@@ -42,34 +42,32 @@ class RestRefusedError(Exception):
     """Slurm refuses a change; the message has its words."""
 
 
-class Rest:
+class Rest(Commands):
     """Slurm through slurmrestd, and through its commands where that falls short."""
 
-    def __init__(
-        self, address: str, commands: Commands, *, user: str, token_file: Path | None, timeout_s: float
-    ) -> None:
+    def __init__(self, address: str, *, user: str, token_file: Path | None, timeout_s: float) -> None:
         """Connect to ``http://HOST:PORT``, or to a Unix socket as ``unix:/PATH``, which needs no token."""
+        super().__init__(timeout_s)
         self._socket = address.removeprefix("unix:") if address.startswith("unix:") else None
         self._base = "http://slurmrestd" if self._socket else address.rstrip("/")
-        self._commands = commands
-        self._user, self._token_file, self._timeout_s = user, token_file, timeout_s
+        self._user, self._token_file = user, token_file
         self._version = 0
         self._away_until_s = 0.0
 
     async def jobs(self) -> tuple[Rows[SlurmJob], str]:
         found = await self._read("jobs", lambda document: (read_jobs(document), version_of(document)))
-        return await self._commands.jobs() if found is None else found
+        return await super().jobs() if found is None else found
 
     async def nodes(self) -> Rows[SlurmNode]:
         found = await self._read("nodes", read_nodes)
         if found is None or not all(node.partitions for node in found):  # v0.0.36 does not name partitions
-            return await self._commands.nodes()
+            return await super().nodes()
         return found
 
     async def change(self, changes: Changes) -> dict[str, str]:
         jobs = sum(len(numbers) for numbers, _ in changes.updates) + len(changes.cancels)
         if self._is_away() or jobs > MOST_BY_REST:
-            return await self._commands.change(changes)
+            return await super().change(changes)
         refused: dict[str, str] = {}
         left: dict[str, dict[str, str]] = {}
         room = asyncio.Semaphore(_AT_ONCE)
@@ -101,13 +99,7 @@ class Rest:
         await asyncio.gather(*(update(number, fields) for numbers, fields in changes.updates for number in numbers))
         cancelled = await asyncio.gather(*map(cancel, changes.cancels))
         rest = replace(changes, updates=together(left), cancels=[number for number in cancelled if number is not None])
-        return refused | (await self._commands.change(rest) if rest.size else {})
-
-    async def priorities(self) -> dict[str, Priority]:
-        return await self._commands.priorities()
-
-    async def ended(self, numbers: Sequence[str]) -> dict[tuple[str, int], tuple[str, int | None]]:
-        return await self._commands.ended(numbers)
+        return refused | (await super().change(rest) if rest.size else {})
 
     def _is_away(self) -> bool:
         return time.monotonic() < self._away_until_s
@@ -118,7 +110,7 @@ class Rest:
             return None
         try:
             return read(await self._ask("GET", what, None))
-        except (RestSilentError, RestRefusedError, UnreadableError) as error:
+        except (RestSilentError, RestRefusedError, EngineSilentError) as error:
             log.warning("slurmrestd.silent", error=str(error), what=what)
             self._away_until_s = time.monotonic() + AWAY_S
             self._version = 0
@@ -191,9 +183,6 @@ class Rest:
                 case _:
                     return None
         return body if self._version else None
-
-
-Slurm = Commands | Rest
 
 
 def _number(value: int) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from services.contracts.engines import (
     EngineReport,
 )
 from services.kit.bridges.process import BridgeSettings
+from services.kit.bridges.silent import EngineSilentError
 from services.kit.control_plane import ControlPlane
 from services.kit.ids import utc_now
 from services.kit.logging import Log
@@ -78,7 +79,7 @@ class Talk:
             began_s = time.monotonic()
             self.woken.clear()
             try:
-                await look()
+                await self.look_once(look)
             except ProblemError as error:
                 log.warning("control_plane.silent", error=error.detail)
             except Exception:  # whatever the engine has answered, the next look begins anew
@@ -90,11 +91,18 @@ class Talk:
                     await self.woken.wait()
                 await asyncio.sleep(_TOGETHER_S)
 
+    async def look_once(self, look: Callable[[], Awaitable[object]]) -> None:
+        """Look at the engine; if it is silent, say so to the control plane."""
+        try:
+            await look()
+        except EngineSilentError as error:
+            await self.complain(error)
+
     def said(self, name: str, report_of: Callable[[], EngineJob | None]) -> EngineJob | None:
         """Return a job's report; while it says what no job can have, the last one that was accepted, if any."""
         try:
             report = report_of()
-        except (ValueError, OverflowError) as error:  # it costs no other job its report
+        except (ValueError, OverflowError, OSError) as error:  # it costs no other job its report
             if self._unsaid.get(name) != (why := str(error)[:300]):
                 log.error(f"{self._kind}.job_unreportable", job=name, error=why)
             self._unsaid[name] = why
@@ -189,8 +197,8 @@ class Talk:
                 if name not in self.sent or self.sent[name].state.is_over:
                     del known[name]
 
-    async def complain(self, error: Exception) -> None:
-        problem = str(error) or type(error).__name__
+    async def complain(self, error: EngineSilentError) -> None:
+        problem = str(error)
         if problem != self._problem:
             log.error(f"{self._kind}.silent", error=problem)
         self._problem = problem
