@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from services.db.engine import create_engine, is_connection_error
+from services.db.engine import create_engine, is_connection_error, ping
 from services.db.sealing import Sealer
 from services.kit.app import answer_unavailable, create_service, serve
 from services.kit.background.work_queue import Sweeper
@@ -127,7 +127,7 @@ def create_app(settings: ServingSettings) -> FastAPI:
         "Wattshift serving",
         settings,
         lifespan=lifespan,
-        readiness=plan_rows.ping,
+        readiness=partial(ping, engine),
         max_body_bytes=max(settings.max_body_bytes, settings.batch_file_bytes + FORM_BYTES),
     )
     for router in (endpoints.router, endpoints.endpoints_router, endpoints.apps_router, batch_endpoints.router):
