@@ -43,7 +43,6 @@ from services.kit.tokens import Caller, Incoming
 
 log = Log(__name__)
 
-READY_KEPT_S = 0.2  #: How long what a readiness check found is shown again: who asks needs no key
 EXIT_NOT_STARTED = 3  #: As uvicorn itself ends where an application does not start
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
@@ -189,7 +188,6 @@ def add_basics(app: FastAPI, readiness: ReadinessCheck) -> None:
     """
     install_problem_handlers(app)
     latest: asyncio.Task[tuple[str, str]] | None = None
-    kept_until_s = 0.0
 
     async def look() -> tuple[str, str]:
         try:
@@ -206,9 +204,9 @@ def add_basics(app: FastAPI, readiness: ReadinessCheck) -> None:
 
     @app.get("/readyz", include_in_schema=False)
     async def readyz(request: Request) -> JSONResponse:
-        nonlocal latest, kept_until_s
-        if latest is None or (latest.done() and time.monotonic() >= kept_until_s):
-            latest, kept_until_s = asyncio.create_task(look()), time.monotonic() + READY_KEPT_S
+        nonlocal latest
+        if latest is None or latest.done():  # one at a time: who asks needs no key
+            latest = asyncio.create_task(look())
         status, why = await asyncio.shield(latest)
         is_shown = status == "degraded" or request.client is None or is_loopback(request.client.host)
         detail = {"detail": why} if why and is_shown else {}
