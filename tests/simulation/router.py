@@ -503,7 +503,7 @@ def _put_together(router: Router, clock_s: Callable[[], float], requests: _Reque
     made.lanes = Lanes(LaneRules(settings.order, settings.placement, settings.max_queue, settings.preemptions))
     made.limits = LIMITS
     made.upstream_keys = _UpstreamKeys()
-    expectations = Expectations()
+    expectations = made.expectations = Expectations()
     stubs: dict[str, Any] = dict.fromkeys(("end", "first", "gap", "whole", "served"), lambda *_: None)
 
     def served(_: Server, key: ResolvedKey, *what: Any) -> None:
