@@ -33,9 +33,9 @@ from services.admission.hints import JobHints
 from services.admission.jobs import Arrays, Jobs
 from services.admission.logs import Logs
 from services.admission.repository.jobs import JobRepository
+from services.admission.repository.retention import Kept, forget
 from services.admission.repository.submissions import SubmissionRepository
 from services.admission.repository.webhooks import WebhookRepository
-from services.admission.retention import Kept, forget
 from services.admission.secrets import Secrets
 from services.admission.service import Committer, References, Submissions
 from services.admission.settings import AdmissionSettings

@@ -26,6 +26,7 @@ from services.contracts.schema import (
     maybe,
     said,
 )
+from services.contracts.sources import Sha256
 from services.core.domain.controls import ControlKind
 from services.core.domain.errors import DomainError
 from services.core.domain.mig import MAX_SLICES, WHOLE, parent_of, placed, slice_index
@@ -256,9 +257,6 @@ class NodeInvitation(Message):
     url: str = said("Where telemetry answers nodes over TLS.")
     token: str = said("For one host, once; with the fingerprint of telemetry's certificate. Shown once.")
     expires_at: Instant
-
-
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class NodeKeys(NodeMessage):

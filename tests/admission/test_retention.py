@@ -11,7 +11,7 @@ import asyncpg
 import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from services.admission.retention import Kept, forget
+from services.admission.repository.retention import Kept, forget
 from services.db.engine import create_engine
 from tests.admission.conftest import admission_on
 from tests.admission.installation import SPEC, Admission, an_entry

@@ -4,11 +4,17 @@ A small row is kept of each job, so that the totals of reports stay what they we
 in a transaction of its own, so that nobody waits for long.
 """
 
+from typing import NamedTuple
+
 from sqlalchemy import text
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from services.db.job_rows import FORGET_RUNS
+from services.kit.logging import Log
 
+log = Log(__name__)
+
+DAY_S = 86_400.0
 BATCH = 1_000
 
 # Tasks of an array go together, and nothing goes on which a job that has not ended depends.
@@ -43,7 +49,7 @@ _FORGET = [
 ]
 
 # Arrays that have no tasks left.
-FORGET_ARRAYS = text("""
+_FORGET_ARRAYS = text("""
 WITH gone AS (
     DELETE FROM job_arrays a WHERE submitted_at < now() - make_interval(secs => CAST(:kept_s AS float8))
        AND NOT EXISTS (SELECT FROM jobs j WHERE j.array_id = a.id) RETURNING id
@@ -51,9 +57,9 @@ WITH gone AS (
 DELETE FROM job_dependencies d USING gone WHERE d.dependent_id = gone.id
 """)
 
-FORGET_KEYS = text("DELETE FROM submissions WHERE created_at < now() - make_interval(secs => CAST(:kept_s AS float8))")
+_FORGET_KEYS = text("DELETE FROM submissions WHERE created_at < now() - make_interval(secs => CAST(:kept_s AS float8))")
 
-FORGET_AUDIT = text("DELETE FROM audit_log WHERE at < now() - make_interval(secs => CAST(:kept_s AS float8))")
+_FORGET_AUDIT = text("DELETE FROM audit_log WHERE at < now() - make_interval(secs => CAST(:kept_s AS float8))")
 
 
 async def forget_jobs(connection: AsyncConnection, kept_s: float) -> int:
@@ -65,3 +71,29 @@ async def forget_jobs(connection: AsyncConnection, kept_s: float) -> int:
     for statement in (_KEEP, *_FORGET):
         await connection.execute(statement, {"ids": ids})
     return len(ids)
+
+
+class Kept(NamedTuple):
+    """How long things are kept, days; 0: for ever."""
+
+    jobs: float  #: Jobs, with all that happened to them, after their end
+    keys: float  #: Idempotency keys
+    audit: float  #: What operators and admins did
+
+
+async def forget(engine: AsyncEngine, kept: Kept) -> int:
+    """Forget everything past its time, as several processes may; return how many jobs were forgotten."""
+    jobs = 0
+    while kept.jobs:
+        async with engine.begin() as connection:
+            count = await forget_jobs(connection, kept.jobs * DAY_S)
+        if not count:
+            break
+        jobs += count
+    for statement, days in ((_FORGET_ARRAYS, kept.jobs), (_FORGET_KEYS, kept.keys), (_FORGET_AUDIT, kept.audit)):
+        if days:
+            async with engine.begin() as connection:
+                await connection.execute(statement, {"kept_s": days * DAY_S})
+    if jobs:
+        log.info("jobs.forgotten", jobs=jobs)
+    return jobs
