@@ -22,7 +22,7 @@ from services.contracts.identity import Identity
 from services.contracts.jobs import Job
 from services.contracts.problems import FieldError
 from services.core.domain.jobs import JobState
-from services.kit.http import problem_of
+from services.kit.http import problem_of, read_most
 from services.kit.logging import Log
 from services.kit.problems import ProblemError, conflict, found, not_found, unavailable
 from services.kit.tasks import end_tasks
@@ -31,6 +31,7 @@ log = Log(__name__)
 
 _ID = re.compile(r"exec_(\d{1,9})_(\d{1,5})_[0-9a-f]{32}")
 _LONGEST_EXIT_BYTES = 4_096
+_MOST_ANSWER_BYTES = 65_536
 _AUDITED_CHARACTERS = 1_000
 _AUDIT_PATIENCE_S = 5.0
 
@@ -146,7 +147,7 @@ class Exec:
                 ssl=place.agent.tls,
                 allow_redirects=False,
             ) as answer:
-                content = await answer.read()
+                content = await read_most(answer, _MOST_ANSWER_BYTES)
             if answer.status != 200:
                 raise problem_of(answer.status, content, f"Node {place.node_id}")
             return ExecInputAnswer.model_validate_json(content)
@@ -186,7 +187,7 @@ class Exec:
             )
             if answer.status != 200:
                 async with answer:
-                    content = await answer.read()
+                    content = await read_most(answer, _MOST_ANSWER_BYTES)
                 is_unknown = answer.status == 404 or (answer.status == 403 and isinstance(request, FilesRequest))
                 if is_unknown:  # its own 404s are 409s here: the rank was found to be there
                     raise conflict(f"The agent of node {place.node_id} is too old for this.")

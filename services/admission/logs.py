@@ -28,9 +28,10 @@ from services.contracts.nodes import (
 )
 from services.contracts.problems import FieldError
 from services.contracts.queries import LogQuery
-from services.kit.http import problem_of
+from services.kit.http import problem_of, read_most
 from services.kit.problems import ProblemError, conflict, unavailable
 
+MOST_BESIDE_BYTES = 65_536  #: Of an answer with less than was asked for, such as a problem
 PASSED_ON = (LOG_OFFSET_HEADER, LOG_NEXT_OFFSET_HEADER, LOG_SIZE_HEADER, LOG_EOF_HEADER)
 
 
@@ -155,7 +156,7 @@ class Logs:
                 ssl=source.tls,
                 allow_redirects=False,  # what is asked for next would be a node's choice, and shown to a user
             ) as answer:
-                content = await answer.content.read(-1)
+                content = await read_most(answer, limit + MOST_BESIDE_BYTES)
                 status, headers = answer.status, answer.headers
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise unavailable(source.who) from error

@@ -43,9 +43,14 @@ class ServiceClient:
         *,
         tokens: Outgoing | None = None,
         timeout_s: float = 10,
+        most_bytes: int = 2**30,
     ) -> None:
-        """Take what signs the requests; without it, they carry only the tokens that are passed with them."""
-        self._session = session
+        """Take what signs the requests; without it, they carry only the tokens that are passed with them.
+
+        Args:
+            most_bytes: Of an answer; the service does not answer if it has more.
+        """
+        self._session, self._most_bytes = session, most_bytes
         self._base_url = base_url.rstrip("/")
         self._name, self._tokens, self._timeout_s = name, tokens, timeout_s
 
@@ -86,7 +91,7 @@ class ServiceClient:
                     timeout=aiohttp.ClientTimeout(total=timeout_s or self._timeout_s),
                     allow_redirects=False,  # who answers chooses no other place that this process asks
                 ) as answer:
-                    content = await answer.read()
+                    content = await read_most(answer, self._most_bytes)
                     if answer.status < 300:
                         return content
                     failure = problem_of(answer.status, content, self._name)
@@ -99,6 +104,16 @@ class ServiceClient:
     async def call(self, method: str, path: str, answer: type[M], **options: Any) -> M:
         """Return the body of a 2xx answer as ``answer``; options and errors as for ``request``."""
         return answer.model_validate_json(await self.request(method, path, **options))
+
+
+async def read_most(answer: aiohttp.ClientResponse, most_bytes: int) -> bytes:
+    """Return the body of an answer; ``ClientPayloadError`` if it has more than ``most_bytes``: it may have no end."""
+    body = bytearray()
+    async for piece in answer.content.iter_any():
+        body += piece
+        if len(body) > most_bytes:
+            raise aiohttp.ClientPayloadError(f"the answer has more than {most_bytes} bytes")
+    return bytes(body)
 
 
 NAMES = {

@@ -6,6 +6,8 @@ from collections.abc import Collection, Iterable, Mapping
 import aiohttp
 from yarl import URL
 
+from services.kit.http import read_most
+
 SCRAPED_WITHIN_S = 8.0  #: Less than the ten seconds that Prometheus waits by default
 LARGEST_BYTES = 64 * 2**20
 SERVICE_UP = (
@@ -34,9 +36,7 @@ async def scraped(
         async with session.get(
             url, headers=headers, timeout=timeout, allow_redirects=False, server_hostname=host, ssl=tls
         ) as answer:
-            if answer.status != 200 or (answer.content_length or 0) > LARGEST_BYTES:
-                return None
-            return (await answer.read()).decode()
+            return (await read_most(answer, LARGEST_BYTES)).decode() if answer.status == 200 else None
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
         return None
 

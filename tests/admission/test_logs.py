@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 import pytest
 from aiohttp import web
@@ -32,14 +33,24 @@ class FakeNode:
         self.times: dict[float, int] | None = None
         self.asked: list[dict[str, str]] = []
         self.redirects = ""
+        self.is_endless = False
+        self.sent_bytes = 0
         self.elsewhere = 0
 
     async def redirect(self, _: web.Request) -> web.Response:
         """Answer for a command and its input as one that has been taken over does."""
         return web.Response(status=307, headers={"location": self.redirects})
 
-    async def logs(self, request: web.Request) -> web.Response:
+    async def logs(self, request: web.Request) -> web.StreamResponse:
         """Answer for one piece."""
+        if self.is_endless:
+            endless = web.StreamResponse()
+            await endless.prepare(request)
+            with suppress(ConnectionError):
+                while self.sent_bytes < 64 * 2**20:
+                    await endless.write(b"x" * 65_536)
+                    self.sent_bytes += 65_536
+            return endless
         if request.match_info["allocation_id"] == "elsewhere":
             self.elsewhere += 1
         elif self.redirects:
@@ -110,6 +121,15 @@ async def test_a_node_sends_admission_nowhere_else(admission: Admission, node: F
             await asking
         assert caught.value.status == 503
     assert node.elsewhere == 0
+
+
+async def test_a_node_whose_answer_has_no_end_does_not_answer(admission: Admission, node: FakeNode) -> None:
+    """Nor does it fill the memory of admission, which is everybody's."""
+    _, path = await _running(admission, node)
+    node.is_endless = True
+    answer = await admission.ask("GET", path, params={"limit": 5})
+    assert (answer.status_code, answer.json()["code"]) == (503, "unavailable")
+    assert node.sent_bytes < 64 * 2**20
 
 
 async def test_output_is_read_piece_by_piece(admission: Admission, node: FakeNode) -> None:

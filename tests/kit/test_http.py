@@ -10,6 +10,7 @@ from aiohttp import web
 
 from services.contracts.codes import ProblemCode
 from services.contracts.problems import MEDIA_TYPE
+from services.kit import scraping
 from services.kit.http import ServiceClient, new_session
 from services.kit.problems import ProblemError, not_found
 from services.kit.scraping import place_of, scraped
@@ -51,6 +52,23 @@ async def test_a_safe_request_is_tried_again() -> None:
     async with a_peer(handler) as peer:
         assert await peer.request("GET", "/x") == b"fine"
     assert asked == [f"GET {TOKENS.authorization()}"] * 3
+
+
+async def test_an_answer_that_is_larger_than_any_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def handle(request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse()  # of a length that is not announced
+        await answer.prepare(request)
+        await answer.write(b"x" * 1_001)
+        return answer
+
+    monkeypatch.setattr(scraping, "LARGEST_BYTES", 1_000)
+    async with a_peer(handle) as peer, new_session() as session:
+        assert len(await peer.request("GET", "/x")) == 1_001
+        peer._most_bytes = 1_000
+        with pytest.raises(ProblemError) as caught:
+            await peer.request("GET", "/x", attempts=1)
+        assert await scraped(session, f"{peer._base_url}/metrics", {}) is None
+    assert caught.value.status == 503
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])

@@ -26,6 +26,7 @@ HOME_LABEL, COPY_LABEL = "wattshift.home", "wattshift.copy-of"
 """Labels of a copy in a cell: whose jobs it is one of, and of which job and attempt."""
 
 TIMEOUT_S = 10.0
+MOST_BYTES = 64 * 2**20  #: Of an answer
 M = TypeVar("M", bound=Message)
 LIVE = [state for state in JobState if not state.is_final]
 
@@ -113,7 +114,8 @@ class RemoteCell:
     """Asks one cell. All of it raises ``ProblemError``: what the cell answered, or 503 if it did not."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str, name: str, headers: Mapping[str, str]) -> None:
-        self._client = ServiceClient(session, url, f"Cell {name}", timeout_s=TIMEOUT_S)
+        who = f"Cell {name}"
+        self._client = ServiceClient(session, url, who, timeout_s=TIMEOUT_S, most_bytes=MOST_BYTES)
         self._name, self._headers = name, headers
 
     async def who_am_i(self) -> OwnIdentity:
