@@ -156,10 +156,10 @@ class AddressLimiter:
 
 
 class ConcurrencyLimiter:
-    """Counts what each tenant has open at the same time in this process, such as streams or requests."""
+    """Counts what each tenant, or who else, has open at the same time in this process, such as streams or requests."""
 
-    def __init__(self, most: int, what: str, retry_after_s: int = 5) -> None:
-        self._most, self._what, self._retry_after_s = most, what, retry_after_s
+    def __init__(self, most: int, what: str, retry_after_s: int = 5, whose: str = "Tenant") -> None:
+        self._most, self._what, self._retry_after_s, self._whose = most, what, retry_after_s, whose
         self._open: dict[str, int] = {}
         self.elsewhere: Mapping[str, int] = {}  #: What other processes that share the limit reported as open, by tenant
 
@@ -172,7 +172,7 @@ class ConcurrencyLimiter:
         here = self._open.get(tenant_id, 0)
         count = here + self.elsewhere.get(tenant_id, 0) if self.elsewhere else here
         if count >= self._most:
-            detail = f"Tenant {tenant_id} has {count} {self._what} open, which is the maximum."
+            detail = f"{self._whose} {tenant_id} has {count} {self._what} open, which is the maximum."
             later = {"retry-after": str(self._retry_after_s)}
             raise ProblemError(429, ProblemCode.RATE_LIMITED, detail, headers=later)
         self._open[tenant_id] = here + 1
