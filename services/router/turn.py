@@ -1,15 +1,29 @@
 """One request at the door: what was asked, what is expected of it, and how far it has come."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from services.contracts.identity import ResolvedKey
 from services.core.policies.freesh.server_choice import Given
 from services.kit.edge.exchange import Exchange
-from services.router.fleet import Extra, Pool
+from services.router.fleet import Extra, Pool, Server
 from services.router.kinds import Kind
 from services.router.lanes import Lane
 from services.router.openai import Asked
+from services.router.upstream import Connection
+
+CARRIER = "wattshift.carrier"  #: Where the scope of a request that a gateway carries has the ``Carrier``
+
+
+class Carrier(Protocol):
+    """Who sends a request to the server that it is given, where the router does not do that itself."""
+
+    @property
+    def reaches(self) -> frozenset[bytes] | None:
+        """The addresses, ``host:port``, that it can send the request to; None for any."""
+
+    def connection(self, server: Server) -> Connection:
+        """Return what stands in for a connection to a server; it carries one request."""
 
 
 @dataclass(slots=True)
@@ -48,6 +62,7 @@ class Received:
     least_accuracy_pct: float = 0.0  #: Of variants of its model, only those that are as accurate may answer it
     taken_tokens: int | None = None  #: How many its key's limit was charged before; None without such a limit
     used_tokens: int = 0  #: How many it has used, all its tries together
+    carrier: Carrier | None = None  #: Who sends it to its server; None if the router does
 
 
 @dataclass(slots=True)

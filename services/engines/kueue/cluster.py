@@ -12,6 +12,7 @@ from kubernetes.aio import client, config, watch
 from kubernetes.aio.client.exceptions import ApiException
 
 from services.engines.kueue.dispatching import CLUSTERS, Nomination, Nominee
+from services.engines.kueue.inference import selector_of
 from services.engines.kueue.reading import Json, Workload
 from services.engines.kueue.settings import KueueSettings
 from services.engines.kueue.steering import Change
@@ -23,6 +24,7 @@ log = Log(__name__)
 
 T = TypeVar("T")
 GROUP = "kueue.x-k8s.io"
+INFERENCE = (("inference.networking.k8s.io", "v1"), ("inference.networking.x-k8s.io", "v1alpha2"))
 LEASES = ("coordination.k8s.io", "v1")
 VERSIONS = ("v1beta2", "v1beta1")
 """Those that the bridge reads, the preferred one first."""
@@ -98,6 +100,28 @@ class Cluster:
             raise EngineSilentError(f"The watch ended: {error!r}") from error
         finally:
             await watching.close()
+
+    async def inference(self, namespace: str) -> list[tuple[Json, list[Json]]]:
+        """Return a namespace's pools of Gateway API's inference extension, each with the pods that it selects."""
+        found: Any = None
+        for group, version in INFERENCE:
+            listed = self._objects.list_namespaced_custom_object(
+                group, version, namespace, "inferencepools", _request_timeout=_TIMEOUT_S
+            )
+            if (found := await _asked(listed, None)) is not None:
+                break
+        pods: Any = client.CoreV1Api(self._api).list_namespaced_pod
+        return [
+            (
+                pool,
+                self._api.sanitize_for_serialization(
+                    await _asked(
+                        pods(namespace, label_selector=selector_of(pool), _request_timeout=_TIMEOUT_S),
+                    )
+                )["items"],
+            )
+            for pool in (found or {"items": []})["items"]
+        ]
 
     async def write(self, change: Change) -> bool:
         """Write a change, unless the workload has changed since it was read; return whether it was written."""

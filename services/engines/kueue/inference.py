@@ -1,0 +1,89 @@
+"""What Gateway API's inference pools say of the servers behind them, and as which endpoints those are registered."""
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from services.contracts.routing import EndpointSpec
+from services.engines.kueue.reading import Json
+
+PREFIX = "wattshift.io/"
+"""Of the annotations of an inference pool that say what nobody else can: ``models``, ``zone``, ``location``,
+``capacity``, ``power-w``, ``request-class``, ``weight``, ``tenants`` and ``accuracy-pct``, as those of an endpoint."""
+_LISTS = ("models", "tenants")
+
+
+@dataclass(frozen=True)
+class PodServer:
+    """A model server in a pod.
+
+    Attributes:
+        name: The endpoint's.
+        is_ready: Whether the pod takes requests; one that does not finishes those it has.
+        said: What the pool's annotations say of it.
+    """
+
+    name: str
+    url: str
+    is_ready: bool
+    said: Mapping[str, Any]
+
+    def spec(self, models: list[str], location: str, zone: str | None) -> EndpointSpec:
+        """Return the endpoint; ``ValueError``: the pool's annotations are no endpoint's.
+
+        Args:
+            models: Models that the server says it has, unless the pool says others.
+            location: Where it is, and ``zone`` its grid, unless the pool says so.
+        """
+        known = {"models": models, "location": location, "zone": zone, **self.said}
+        return EndpointSpec.model_validate({**known, "url": self.url, "draining": not self.is_ready}, strict=False)
+
+
+def selector_of(pool: Json) -> str:
+    """Return the labels of a pool's pods, as a selector."""
+    given = pool["spec"]["selector"]
+    labels = given.get("matchLabels", given)
+    return ",".join(f"{name}={value}" for name, value in sorted(labels.items()))
+
+
+def servers_of(cluster: str, pool: Json, pods: Iterable[Json]) -> list[PodServer]:
+    """Return the servers of a pool's pods that have an address, by the first port that the pool states."""
+    spec = pool["spec"]
+    ports = [each["number"] for each in spec.get("targetPorts", ())] or [spec["targetPortNumber"]]
+    said = _said(pool["metadata"].get("annotations") or {})
+    found: list[PodServer] = []
+    for pod in pods:
+        status = pod.get("status") or {}
+        address = status.get("podIP")
+        if not address or status.get("phase") in ("Succeeded", "Failed"):
+            continue
+        conditions = {each["type"]: each["status"] for each in status.get("conditions") or ()}
+        is_ready = conditions.get("Ready") == "True" and not pod["metadata"].get("deletionTimestamp")
+        host = f"[{address}]" if ":" in address else address
+        found.append(PodServer(name_of(cluster, pod["metadata"]["name"]), f"http://{host}:{ports[0]}", is_ready, said))
+    return found
+
+
+def name_of(cluster: str, pod: str) -> str:
+    """Return the name of a pod's endpoint: one of the cluster's, of at most 63 characters."""
+    name = f"{cluster}.{pod}"
+    return name if len(name) <= 63 else f"{name[:54]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+
+
+def _said(annotations: Mapping[str, str]) -> dict[str, Any]:
+    """Return the fields of an endpoint that annotations state."""
+    found: dict[str, Any] = {}
+    for name, value in annotations.items():
+        if name.startswith(PREFIX):
+            field = name.removeprefix(PREFIX).replace("-", "_")
+            found[field] = [each for each in re.split(r"[,\s]+", value) if each] if field in _LISTS else value
+    return found
+
+
+def models_in(answer: object) -> list[str]:
+    """Return the models in a server's answer to ``/v1/models``; none if it is no such answer."""
+    data = cast("dict[str, Any]", answer).get("data") if isinstance(answer, dict) else None
+    items = cast("list[Any]", data) if isinstance(data, list) else []
+    return [name for each in items if isinstance(each, dict) and isinstance(name := cast("Json", each).get("id"), str)]
