@@ -15,6 +15,7 @@ from deploy import make_env
 from gateway.settings import GatewaySettings
 from gpu_agent.settings import AgentSettings
 from services.admission.settings import AdmissionSettings
+from services.engines.kueue.servers import ServersSettings
 from services.engines.kueue.settings import KueueSettings
 from tests.support.environments import programs_of
 from tests.support.servers import ROOT
@@ -121,6 +122,7 @@ WHOLE = HA | {
     "imagePullSecrets": [{"name": "registry"}],
     "agent": {"enabled": True},
     "kueue": {"enabled": True},
+    "picker": {"enabled": True, "requestsKey": "requests-key", "namespace": "models", "location": "eu", "zone": "DE"},
 }
 """Two of everything over TLS, with the bridge and the agents beside them."""
 
@@ -248,6 +250,7 @@ def test_an_operators_database_and_other_settings_reach_the_processes(
         (CONTROL | {"kueue": {"mode": "on"}}, "mode"),
         (CONTROL | {"kueue": {"settings": {"ENGINE_KUEUE_INTERVAL_S": 2}}}, "string"),
         (CONTROL | {"agents": {}}, "agents"),
+        (CONTROL | {"picker": {"enabled": True}}, "control.enabled"),
         (CONTROL | {"agent": {"state": {"hostPath": "state"}}}, "hostPath"),
     ],
 )
@@ -276,7 +279,7 @@ def test_pods_run_without_rights(helm: Callable[..., Json], values: Json) -> Non
             is_root = container["name"] == "prepare"
             rights = {"drop": ["ALL"], "add": ["CHOWN"]} if is_root else {"drop": ["ALL"]}
             assert container["securityContext"]["capabilities"] == rights
-        if pod.get("serviceAccountName") != "green-kueue":
+        if pod.get("serviceAccountName") not in ("green-kueue", "green-picker"):
             assert not pod["automountServiceAccountToken"]
 
 
@@ -292,6 +295,32 @@ def test_the_bridge_may_do_what_it_does_and_no_more(helm: Callable[..., Json]) -
     assert not [resource for resource, _ in may if "multikueue" in resource], "only with dispatch"
     lease = objects(helm(CONTROL))["Role", "green-kueue"]["rules"][1]
     assert (lease["resourceNames"], lease["verbs"]) == (["kueue"], ["get", "patch"])
+
+
+def test_the_picker_is_the_router_and_its_servers_are_registered_by_a_key(
+    helm: Callable[..., Json], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = objects(helm(WHOLE))
+    (router,), (servers,) = (containers(found["Deployment", f"green-{name}"]) for name in ("router", "picker"))
+    assert router["image"].startswith("wattshift-kueue:")
+    assert environment(router)["ROUTER_PICKER_PORT"] == "9002"
+    ports = {each["name"]: each["port"] for each in found["Service", "green-router"]["spec"]["ports"]}
+    assert ports == {"http": 8050, "picker": 9002}
+    for name, value in environment(servers).items():
+        if not name.startswith("WATTSHIFT_TLS"):  # files of the pod
+            monkeypatch.setenv(name, value)
+    read = ServersSettings()  # type: ignore[call-arg]
+    assert (read.namespace, read.node_id, read.own_zone) == ("models", "eu", "DE")
+    assert read.control_plane_url == "https://green-gateway:8000"
+    mounted = {each["mountPath"]: each["name"] for each in servers["volumeMounts"]}
+    assert mounted[str(read.key_file.parent)] == "key"
+    role = found["Role", "green-picker"]
+    assert role["metadata"]["namespace"] == "models"
+    may = {(each, verb) for rule in role["rules"] for each in rule["resources"] for verb in rule["verbs"]}
+    assert may == {("inferencepools", "list"), ("pods", "list")}
+    assert ("Deployment", "green-picker") not in objects(helm(HA))
+    (plain,) = containers(objects(helm(HA))["Deployment", "green-router"])
+    assert plain["image"].startswith("wattshift:")
 
 
 def test_the_processes_read_the_settings_that_they_are_given(

@@ -240,7 +240,7 @@ def blocks(lock: Path) -> dict[str, str]:
     [
         ("agent", ["agent", "traces"]),
         ("control", ["control", "solvers", "ipmi", "traces"]),
-        ("kueue", ["control", "kueue", "traces"]),
+        ("kueue", ["control", "kueue", "picker", "traces"]),
         ("standalone", ["standalone"]),
     ],
 )

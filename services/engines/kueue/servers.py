@@ -20,8 +20,10 @@ from services.contracts.schema import Name, said
 from services.engines.kueue.cluster import Cluster
 from services.engines.kueue.inference import PREFIX, PodServer, models_in, servers_of
 from services.engines.kueue.settings import KueueSettings
+from services.kit.bridges.figures import shown_at
 from services.kit.http import ServiceClient, new_session
 from services.kit.logging import Log, configure_logging
+from services.kit.metrics import Metrics
 from services.kit.problems import ProblemError
 from services.kit.repeating import repeat
 from services.kit.settings import settings_or_exit
@@ -144,7 +146,11 @@ class Registrar:
 
 async def run(settings: ServersSettings) -> None:
     """Look again and again, until cancelled."""
-    async with Cluster.connected(settings) as cluster, new_session(tls=settings.tls) as session:
+    async with (
+        Cluster.connected(settings) as cluster,
+        new_session(tls=settings.tls) as session,
+        shown_at(settings.metrics_address, Metrics()),
+    ):
         registrar = Registrar(settings, cluster, session)
         await repeat(registrar.look, settings.interval_s, failed="servers.not_registered", once=True)
 
