@@ -316,7 +316,7 @@ def test_the_picker_is_the_router_and_its_servers_are_registered_by_a_key(
     assert mounted[str(read.key_file.parent)] == "key"
     role = found["Role", "green-picker"]
     assert role["metadata"]["namespace"] == "models"
-    may = {(each, verb) for rule in role["rules"] for each in rule["resources"] for verb in rule["verbs"]}
+    may = {(each, action) for rule in role["rules"] for each in rule["resources"] for action in rule["verbs"]}
     assert may == {("inferencepools", "list"), ("pods", "list")}
     assert ("Deployment", "green-picker") not in objects(helm(HA))
     (plain,) = containers(objects(helm(HA))["Deployment", "green-router"])

@@ -9,11 +9,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import pytest
 
-pytest.importorskip("grpc", reason="the extra `picker` is not installed")
-
-from tests.support.gateways import Gateway, a_gateway
+from services.kit.self_signed import new_certificate
+from tests.support.gateways import Gateway, GatewayError, a_gateway
 from tests.support.routers import (
     MODEL,
     ModelServer,
@@ -162,6 +162,26 @@ async def test_a_server_that_refuses_is_noted_and_nobody_else_is_asked(
         assert "error" in json.loads(answer.content)
         assert (len(clean.seen), len(dirty.seen)) == (1, 0), "the gateway has sent it, and sends it nowhere else"
         assert running.router.fleet.servers["clean"].held == 0
+
+
+async def test_a_server_that_fails_again_and_again_is_picked_no_more(redis_url: str, tmp_path: Path) -> None:
+    async with picking(redis_url, tmp_path, "clean", "dirty") as (_, gateway, (clean, dirty)):
+        clean.status = 503
+        statuses = [(await gateway.ask(body(), BEARER)).status for _ in range(4)]
+        assert statuses == [503, 503, 503, 200]
+        assert (len(clean.seen), len(dirty.seen)) == (3, 1)
+
+
+async def test_over_tls_only_who_knows_the_certificate_is_served(redis_url: str, tmp_path: Path) -> None:
+    pem = new_certificate("localhost")
+    (tmp_path / "both.pem").write_text(pem)
+    both = tmp_path / "both.pem"
+    async with picking(redis_url, tmp_path, "one", tls_cert=both, tls_key=both) as (running, gateway, _):
+        with pytest.raises((GatewayError, grpc.aio.AioRpcError)):
+            await gateway.ask(body(), BEARER)
+        port = running.router.picker_port
+        async with a_gateway(port, pem.encode()) as known:
+            assert (await known.ask(body(), BEARER)).status == 200
 
 
 async def test_an_answer_that_breaks_off_ends_with_an_error(redis_url: str, tmp_path: Path) -> None:

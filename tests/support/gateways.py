@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import grpc
 import grpc.aio
 import httpx
 
@@ -195,6 +196,13 @@ def _changed(headers: dict[str, str], mutation: Any) -> dict[str, str]:
 
 
 @asynccontextmanager
-async def a_gateway(port: int) -> AsyncIterator[Gateway]:
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel, httpx.AsyncClient(timeout=30) as http:
+async def a_gateway(port: int, certificate: bytes | None = None) -> AsyncIterator[Gateway]:
+    """Yield a gateway of a picker on this machine, over TLS where its certificate is given."""
+    if certificate is None:
+        channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
+    else:
+        named = [("grpc.ssl_target_name_override", "localhost")]
+        credentials = grpc.ssl_channel_credentials(certificate)
+        channel = grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials, options=named)
+    async with channel, httpx.AsyncClient(timeout=30) as http:
         yield Gateway(channel, http)
