@@ -149,7 +149,7 @@ class Dispatcher:
             received.asked.may_repeat,
             least_accuracy_pct=received.least_accuracy_pct,
             only_at=server_of(received.asked.fields, turn.pool.servers),
-            among=received.carrier and received.carrier.reaches,
+            among=None if received.carrier is None else received.carrier.reaches,
         )
         timeout_s = self.settings.queue_timeout_s
         first_s = timeout_s if promised_s is None else promised_s

@@ -21,9 +21,11 @@ class Carrier(Protocol):
     @property
     def reaches(self) -> frozenset[bytes] | None:
         """The addresses, ``host:port``, that it can send the request to; None for any."""
+        ...
 
     def connection(self, server: Server) -> Connection:
         """Return what stands in for a connection to a server; it carries one request."""
+        ...
 
 
 @dataclass(slots=True)

@@ -25,6 +25,7 @@ from services.router.upstream import Connection, UpstreamError
 
 log = Log(__name__)
 
+OVER: Any = vars(grpc.aio)["EOF"]  #: What is read at a stream's end; its stubs lack it
 OURS = frozenset({b"authorization", b"x-api-key"})
 """Headers of clients that no server may see; those of the server's own key take their place."""
 HEARD_OUT_S = 5.0
@@ -70,7 +71,7 @@ class Picker:
 
     async def _process(self, _: object, context: Any) -> None:
         said = await context.read()
-        if said is grpc.aio.EOF:
+        if said is OVER:
             return
         if said.WhichOneof("request") != "request_headers":
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "A stream begins with the request's headers.")
@@ -126,7 +127,7 @@ class _Carried:
         if self._is_read:
             await asyncio.get_running_loop().create_future()
         said = await self._read()
-        if said is grpc.aio.EOF:
+        if said is OVER:
             return {"type": "http.disconnect"}
         body = said.request_body
         self._has_request_trailers = said.WhichOneof("request") == "request_trailers"
@@ -136,7 +137,7 @@ class _Carried:
     async def part(self) -> tuple[str, Any]:
         """Return the next part of the answer, with its name; ``UpstreamError`` if there is none."""
         said = await self._read()
-        if said is grpc.aio.EOF:
+        if said is OVER:
             raise UpstreamError("closed", "The gateway ended the answer before it was complete.")
         name = said.WhichOneof("request")
         return name, getattr(said, name)
@@ -147,7 +148,7 @@ class _Carried:
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(HEARD_OUT_S):
-                while await self._read() is not grpc.aio.EOF:
+                while await self._read() is not OVER:
                     pass
 
     def connection(self, server: Server) -> Connection:
