@@ -153,7 +153,7 @@ def test_the_audit_log_is_read_since_a_time(gateway: FakeGateway) -> None:
         (("keys", "create", "--expires", "2020-01-01"), "--expires 2020-01-01: must be in the future"),
         (("tenants", "set", "vision"), "give a limit: --max-gpus"),
         (("tenants", "set", "vision", "--max-gpus", "many"), "--max-gpus many: must be a whole number, or none"),
-        (("audit", "--since", "lately"), "--since: 'lately' is not a duration"),
+        (("audit", "--since", "lately"), "--since: 'lately' is neither an age"),
     ],
 )
 def test_a_wrong_option_is_one_line_and_changes_nothing(

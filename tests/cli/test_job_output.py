@@ -142,7 +142,7 @@ def test_what_was_written_since_a_time_is_combined_with_the_rest(shown: Shown) -
         line for line in LINES[290:] if "0 " in line or "2 " in line
     ]
     assert [offset for offset, _ in gateway.requests[-2:]] == [gateway.since_offset, gateway.since_offset + 10]
-    with pytest.raises(CliError, match="--since: 'soon' is not a duration"):
+    with pytest.raises(CliError, match="--since: 'soon' is neither an age"):
         shown(gateway, "--since", "soon")
 
 

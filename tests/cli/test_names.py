@@ -113,7 +113,7 @@ def test_lists_are_narrowed_by_user_state_and_age(run: Run, monkeypatch: pytest.
     assert listed("--mine", "--since", "1h") == [held, mine]
     assert listed("--mine", "--state", "held,running") == [held]
     assert listed("--mine", "--since", "2999-01-01") == []
-    with pytest.raises(CliError, match="--since: 'soon' is not a duration"):
+    with pytest.raises(CliError, match="--since: 'soon' is neither an age"):
         listed("--since", "soon")
     with pytest.raises(CliError, match="--watch needs a terminal"):
         run("jobs", "--watch")
