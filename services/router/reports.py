@@ -35,11 +35,6 @@ MOST_SILENT_S = 300  #: How far back silence is reported, after serving was away
 MOST_WINDOWS, MOST_REQUESTS = 720, 50_000  #: Of one report of arrivals
 
 Key = tuple[str, str, str, str, str]  #: Job, tenant, key, model, class
-_USAGE = (
-    *("job_id", "tenant_id", "key_id", "model", "request_class", "requests", "input_tokens", "output_tokens"),
-    *("estimated_requests", "share_s", "energy_j", "carbon_gco2"),
-)
-"""Fields of a line of usage: those of its key, and what is added up."""
 
 
 def _start_s(at_s: float, length_s: int = WINDOW_S) -> int:
@@ -123,7 +118,8 @@ class UsageReporter:
 
 
 def _usage(key: Key, sums: list[float]) -> RequestUsage:
-    return RequestUsage.model_validate(dict(zip(_USAGE, (*key, *map(int, sums[:4]), *sums[4:]), strict=True)))
+    values = (*key, *map(int, sums[:4]), *sums[4:])
+    return RequestUsage.model_validate(dict(zip(RequestUsage.model_fields, values, strict=True)))
 
 
 @dataclass(slots=True)
@@ -169,6 +165,7 @@ class TrafficReporter:
                     log.warning("traffic.not_reported", pool=pool.spec.name, error=error.detail)
         for name in set(self._windows) - set(self._fleet.pools):
             del self._windows[name]
+            self._reported.pop(name, None)
         for windows in self._windows.values():  # also those that were not accepted: they have no end
             for start_s in [start_s for start_s in windows if start_s < now_s - KEPT_S]:
                 del windows[start_s]

@@ -57,7 +57,9 @@ async def footprint_report(
         about = Subject(query.start, end_at, tenant_id, project)
         groups = await reports.group_rows(connection, by, about, after=after, limit=query.limit + 1)
         sums, metered_gpu_energy_j = await reports.totals(connection, about)
-        rows = await accounts.account_rows(connection, by, about)
+        page, following = one_page(groups, query.limit, lambda group: "\0".join(group[:2]))
+        parts = await accounts.part_rows(connection, by, about, [group[:2] for group in page])
+        rows = await accounts.account_rows(connection, about)
         others: dict[GroupBy, tuple[list[GroupRow], list[PartRow]]] = {
             group: (
                 await reports.group_rows(connection, Dimensions(group), about),
@@ -66,7 +68,6 @@ async def footprint_report(
             for group in query.also
         }
     idle, total = sums.get(True, JobFootprint()), sums.get(None, JobFootprint())
-    page, following = one_page(groups, query.limit, lambda group: "\0".join(group[:2]))
     stated = (settings.market_gco2_per_kwh, settings.embodied_kgco2, settings.device_lifetime_s)
     means = {zone: mean for zone, mean in rows.means.items() if mean is not None}
     inputs = Inputs(*stated, means, rows.currency, bool(rows.means))
@@ -76,7 +77,7 @@ async def footprint_report(
         end_at=end_at,
         group_by=query.group_by,
         then_by=query.then_by,
-        lines=_lines(by, page, rows.parts, inputs),
+        lines=_lines(by, page, parts, inputs),
         also=[
             FootprintTable(group_by=group, lines=_lines(Dimensions(group), groups, parts, inputs))
             for group, (groups, parts) in others.items()

@@ -302,11 +302,14 @@ async def test_reports_group_and_page_and_keep_tenants_apart(plane) -> None:
     rest = await report(USER, group_by="project", limit=1, cursor=own["next_cursor"])
     assert [(line["group"], line["jobs"]) for line in rest["lines"]] == [("b", 2)]
     assert rest["next_cursor"] is None
-    found, cursor = [], {}
+    whole, found, cursor = await report(USER, group_by="user", then_by="project"), [], {}
     for _ in users:
         page = await report(USER, group_by="user", then_by="project", limit=1, **cursor)
-        found, cursor = [*found, page["lines"][0]["group"]], {"cursor": page["next_cursor"]}
-    assert (found, cursor["cursor"]) == (sorted(users), None)
+        assert (page["total_accounts"], page["zones"]) == (whole["total_accounts"], whole["zones"])
+        found, cursor = found + page["lines"], {"cursor": page["next_cursor"]}
+    assert (found, cursor["cursor"]) == (whole["lines"], None)
+    assert [line["group"] for line in found] == sorted(users)
+    assert all(line["accounts"]["facility_energy_j"] == pytest.approx(KWH_J) for line in found)
     assert len((await report(USER, group_by="job"))["lines"]) == 3
     assert (await report(OPERATOR, start="2000-01-01T00:00:00Z", end="2001-01-01T00:00:00Z"))["total"]["energy_j"] == 0
 

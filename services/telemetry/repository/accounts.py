@@ -22,6 +22,7 @@ SELECT {group} AS name, {then} AS then_name, l.job_id IS NULL AS idle, l.zone, b
 FROM sums l LEFT JOIN reported_jobs j ON j.id = l.job_id LEFT JOIN boards b USING (node_id)
     LEFT JOIN hourly_prices p ON p.zone = l.zone AND p.hour = date_trunc('hour', l.start_at, 'UTC')
 WHERE {period} AND {owned}
+    AND ($5::text[] IS NULL OR l.job_id IS NOT NULL AND ({group}, {then}) IN (SELECT * FROM unnest($5, $6::text[])))
 GROUP BY 1, 2, 3, 4, 5, l.signal, l.node_id ORDER BY 1, 2, 3, 4, 5, l.signal, l.node_id
 """
 
@@ -137,14 +138,14 @@ class AccountRows(NamedTuple):
     demand: list[DemandCharge]
 
 
-async def account_rows(connection: Connection, by: Dimensions, about: Subject) -> AccountRows:
-    """Return what the accounts of a period are computed from.
+async def account_rows(connection: Connection, about: Subject) -> AccountRows:
+    """Return what the accounts of a period are computed from, in all.
 
     There are no means if daily sums of old lines are part of the period: a sum does not tell when the energy was used.
     """
     means = MEANS.format(period=PERIOD, whole_hours=WHOLE_HOURS, part_hours=PART_HOURS, returned=RETURNED)
     return AccountRows(
-        parts=await part_rows(connection, by, about),
+        parts=await part_rows(connection, Dimensions(), about),
         means={row["zone"]: row["gco2_per_kwh"] for row in await connection.fetch(means, *about[:2])},
         spent=await fetch_rows(connection, SpentRow, SPENT_BY_UNIT.format(**_TEXTS), *about),
         done=await fetch_rows(connection, DoneRow, DONE_BY_UNIT.format(**_TEXTS), *about),
@@ -153,9 +154,12 @@ async def account_rows(connection: Connection, by: Dimensions, about: Subject) -
     )
 
 
-async def part_rows(connection: Connection, by: Dimensions, about: Subject) -> list[PartRow]:
-    """Return the energy of each group by node and zone."""
-    return await fetch_rows(connection, PartRow, PARTS.format(**_TEXTS, **by.columns), *about)
+async def part_rows(
+    connection: Connection, by: Dimensions, about: Subject, groups: Sequence[tuple[str, str]] | None = None
+) -> list[PartRow]:
+    """Return the energy of each group by node and zone; of some groups, by their names, without the idle share."""
+    names = (None, None) if groups is None else [[each[place] for each in groups] for place in (0, 1)]
+    return await fetch_rows(connection, PartRow, PARTS.format(**_TEXTS, **by.columns), *about, *names)
 
 
 def parts_of_groups(rows: Sequence[PartRow]) -> dict[tuple[str | None, str | None], list[PartRow]]:

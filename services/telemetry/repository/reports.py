@@ -163,15 +163,16 @@ class GroupRow(NamedTuple):
 
 
 class Dimensions(NamedTuple):
-    """What lines are summed by: one dimension, or two at once."""
+    """What lines are summed by: one dimension, or two at once; all together without any."""
 
-    group_by: GroupBy
+    group_by: GroupBy | None = None
     then_by: GroupBy | None = None
 
     @property
     def columns(self) -> dict[str, str]:
         """The expressions of ``group`` and ``then``."""
-        return {"group": GROUPS[self.group_by], "then": GROUPS[self.then_by] if self.then_by else "''"}
+        group, then = (GROUPS[each] if each else "''" for each in self)
+        return {"group": group, "then": then}
 
 
 async def period_end(connection: Connection, start_at: datetime | None, end_at: datetime | None) -> datetime:

@@ -4,18 +4,13 @@ from datetime import datetime
 
 from services.contracts.queries import RequestGroup
 from services.contracts.reports import RequestLine
-from services.contracts.routing import UsageReport
+from services.contracts.routing import RequestUsage, UsageReport
 from services.db.database import Connection, Database
 from services.db.rows import fetch_messages
 
 FORGET = "DELETE FROM request_usages WHERE router = $1 AND start_at = $2"
 
-_REPORTED = (
-    *("job_id", "tenant_id", "key_id", "model", "request_class", "requests", "input_tokens", "output_tokens"),
-    *("estimated_requests", "share_s", "energy_j", "carbon_gco2"),
-)
-"""What routers say of requests, in the order of the table's columns."""
-_COLUMNS = ", ".join(("router", "start_at", *_REPORTED))
+_COLUMNS = ", ".join(("router", "start_at", *RequestUsage.model_fields))
 ADD = f"""
 INSERT INTO request_usages ({_COLUMNS})
 SELECT $1, $2, * FROM unnest($3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::bigint[], $9::bigint[],
@@ -102,7 +97,7 @@ SELECT coalesce(sum(energy_j), 0)::float8 AS energy_j, coalesce(sum(carbon_gco2)
 
 async def replace_usages(database: Database, report: UsageReport) -> None:
     """Write what a router saw in a window, replacing what it reported of it before."""
-    columns = [[getattr(usage, name) for usage in report.usages] for name in _REPORTED]
+    columns = [[getattr(usage, name) for usage in report.usages] for name in RequestUsage.model_fields]
     async with database.transaction() as connection:
         await connection.execute(FORGET, report.router, report.start_at)
         await connection.execute(ADD, report.router, report.start_at, *columns)
