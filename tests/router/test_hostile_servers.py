@@ -22,7 +22,7 @@ from tests.support.routers import MODEL, Running, a_key, a_routed_pool, a_routed
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
 EVENTS = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-FAST = {"first_byte_timeout_s": 1.0, "silence_timeout_s": 1.0, "total_timeout_s": 3.0, "max_answer_bytes": 1_000_000}
+FAST = {"first_byte_timeout_s": 0.5, "silence_timeout_s": 0.5, "total_timeout_s": 1.5, "max_answer_bytes": 1_000_000}
 
 
 def sized(body: bytes, head: bytes = OK) -> bytes:

@@ -35,6 +35,23 @@ async def fold_now(database: Database, keep_s: float, sign: Sign = unsigned) -> 
     return await fold(database, sign, keep_s)
 
 
+_DELETE = """
+WITH RECURSIVE found AS (
+    SELECT name::regclass AS id FROM unnest($1::text[]) AS name
+    UNION SELECT c.conrelid::regclass FROM pg_constraint c JOIN found ON c.confrelid = found.id AND c.contype = 'f'
+)
+SELECT string_agg(format('DELETE FROM %s', id), '; ') FROM found
+"""
+
+
+async def delete_rows(database: Database, tables: str) -> None:
+    """Do as ``empty_ledger``, which takes ten times as long where there are few rows."""
+    async with database.transaction() as connection:
+        await connection.execute("SELECT pg_advisory_xact_lock($1)", locks.LEDGER_UPKEEP)
+        await connection.execute("SET LOCAL session_replication_role = replica")
+        await connection.execute(await connection.fetchval(_DELETE, f"{TABLES}, {tables}".split(", ")))
+
+
 async def empty_ledger(database: Database, *more: str) -> None:
     """Remove all lines, and all rows of ``more`` tables, which nothing else may do; not while the ledger is kept up."""
     async with database.transaction() as connection:

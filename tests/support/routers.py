@@ -34,6 +34,7 @@ from services.contracts.routing import (
     UsageReport,
 )
 from services.contracts.serving import TrafficReport
+from services.kit.heads import Server
 from services.router.app import Router, listen, server_config
 from services.router.settings import RouterSettings
 from tests.gateway.peer import a_peer
@@ -269,12 +270,34 @@ def a_routed_server(server: ModelServer, name: str = "instance_1", **more: Any) 
     return RoutedServer.model_validate({**known, **power, **more})
 
 
-class InThisLoop(uvicorn.Server):
-    """A server that leaves signals to the tests."""
+class _ShortSleeps:
+    """``asyncio`` for uvicorn, which looks ten times a second whether its connections have ended."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(asyncio, name)
+
+    async def sleep(self, delay_s: float) -> None:
+        await asyncio.sleep(delay_s / 20)
+
+
+class InThisLoop(Server):
+    """A server that leaves signals to the tests, and ends as soon as ``should_exit`` is set."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.is_up = asyncio.Event()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "should_exit" and value:
+            self._end()
+
+    async def shutdown(self, sockets: Any = None) -> None:
+        uvicorn.server.asyncio = _ShortSleeps()
+        try:
+            await super().shutdown(sockets)
+        finally:
+            uvicorn.server.asyncio = asyncio
 
     async def startup(self, sockets: Any = None) -> None:
         await super().startup(sockets)

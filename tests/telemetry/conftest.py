@@ -12,7 +12,7 @@ import pytest
 from services.db.database import Database
 from tests.support.carbon import FakeCarbon
 from tests.support.control_plane import FakeAgent, running_telemetry, telemetry_settings
-from tests.support.ledger import empty_ledger
+from tests.support.ledger import delete_rows
 
 SECRETS_KEY = "k" * 32
 _zones = count(1)
@@ -57,7 +57,7 @@ TABLES = (
 
 @pytest.fixture
 async def plane(module_plane: Plane) -> Plane:
-    await empty_ledger(module_plane.database, TABLES)
+    await delete_rows(module_plane.database, TABLES)
     module_plane.carbon.flat(360.0)
     module_plane.carbon.is_down = False
     module_plane.carbon.has_zone = True
