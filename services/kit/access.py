@@ -122,6 +122,7 @@ def _write(asked: Asked, scope: Scope, status: int, sent_bytes: int, took_s: flo
     client, who = scope.get("client"), None
     if caller is not None:
         who = caller.tenant_id, caller.key_id, caller.role, caller.user_id
+    shown = shown[:_LONGEST_PATH] if route else ""  # lines are kept by it
     known = _known(scope["method"], status, route, shown, who, asked.service, client[0] if client else "")
     log.emit(level, "request.answered", {"duration_ms": round(took_s * 1000, 1), "bytes": sent_bytes}, known=known)
 
@@ -141,7 +142,7 @@ def _known(
     if route:
         fields["route"] = route
         if shown and shown != route:
-            fields["path"] = shown[:_LONGEST_PATH]
+            fields["path"] = shown
     if who is not None:
         fields |= {"tenant_id": who[0], "key_id": who[1], "role": str(who[2])}
         if who[3] is not None:

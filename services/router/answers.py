@@ -211,7 +211,7 @@ class AnswerPasser:
                 if received.asked.is_flex and is_plain:
                     out = _events_of_flex(out)
                 if reader.events > events:
-                    now_s = time.monotonic()
+                    now_s = connection.last_at_s  # and not when its client has read it
                     if events:
                         latency.gap(server.id, request_class, now_s - event_s, reader.events - events)
                     else:
@@ -238,7 +238,7 @@ class AnswerPasser:
             end = reader.close() if is_plain else b""
             await exchange.send({"type": "http.response.body", "body": end, "more_body": False})
         finally:
-            now_s = time.monotonic()
+            now_s = connection.last_at_s
             if status == 200 and turn.place is not None:
                 server.costs.has_read(turn.place, now_s)
             share_s = give_back()

@@ -423,7 +423,10 @@ def supervise(settings: RouterSettings) -> None:
             worker.join(0.2)
             if not worker.is_alive() and not is_ending:
                 log.error("worker.died", pid=worker.pid, exit_code=worker.exitcode)
-                folder.end(worker.name)
+                try:
+                    folder.end(worker.name)
+                except OSError as error:  # a full disk: what it counted is shown as before, with its last gauges
+                    log.warning("metrics.not_added", process=worker.name, error=str(error))
                 time.sleep(0.5)
                 workers[at] = begin()
     for worker in workers:

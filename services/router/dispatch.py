@@ -134,6 +134,7 @@ class Dispatcher:
         limit_s = lane.limit_s(request, promised_s)
         if self.settings.order is not Order.FCFS:
             request.due_s = received.at_s + limit_s
+        session = received.exchange.headers.get(SESSION) or received.asked.session
         ticket = Ticket(
             request,
             limit_s,
@@ -142,7 +143,7 @@ class Dispatcher:
                 expected.input_tokens,
                 request.output_tokens,
                 expected.blocks,
-                received.exchange.headers.get(SESSION) or received.asked.session,
+                hash(session) if session else None,  # servers' sessions are kept, and a name may be long
                 None if turn.model == turn.pool.spec.models[0] else turn.model,
                 expected.block_tokens,
             ),

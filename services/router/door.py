@@ -33,11 +33,6 @@ TIMEOUT = aiohttp.ClientTimeout(total=3_600, sock_connect=3, sock_read=120)
 PIECE_BYTES = 64 * 1024
 
 
-def is_of_batches(path: str) -> bool:
-    """Whether a path is one of files or batches."""
-    return PATHS.fullmatch(path) is not None
-
-
 class BatchDoor:
     """Passes requests on files and batches to serving, and its answers back, a piece at a time."""
 
@@ -145,7 +140,7 @@ class Door:
                 openai.check_method(method, "GET", "HEAD")
                 exchange.extra += self._gate.limiter.take(key.identity.tenant_id, key.limits)
                 return await self._models(exchange, key, path.removeprefix("/v1/models").removeprefix("/"))
-            if is_of_batches(path):
+            if PATHS.fullmatch(path):
                 exchange.extra += self._gate.limiter.take(key.identity.tenant_id, key.limits)
                 with self._gate.at_once.one_more(key.identity.tenant_id):
                     return await self._batches.handle(exchange, key.identity)

@@ -56,9 +56,10 @@ class KeyRules:
 
     def settle(self, received: Received) -> None:
         """Count the tokens that a request has used in place of those that were expected of it."""
-        if received.taken_tokens is not None:
+        most = received.key.key_limits.tokens_per_min
+        if most is not None and received.taken_tokens is not None:
             name = f"{received.key.identity.key_id} tokens"
-            self._limiter.adjust(name, received.used_tokens - received.taken_tokens)
+            self._limiter.adjust(name, most, received.used_tokens - received.taken_tokens)
 
     def _draw(self, key: ResolvedKey, what: str, per_min: int, amount: int) -> list[Header]:
         left, full_s, wait_s = self._limiter.draw(f"{key.identity.key_id} {what}", per_min, amount)

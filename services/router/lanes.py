@@ -111,7 +111,6 @@ class LaneRules:
     """``carbon``: the cleanest server in time; ``weights``: shares by weight, as in the paper."""
     most_waiting: int = 1_000  #: How many requests may wait in a lane
     most_preemptions: int = 1  #: How often one request may be preempted; 0 for never
-    preemption_margin_s: float = laxity.PREEMPTION_MARGIN_S  #: By how much a request must be more urgent
 
 
 class Lane:
@@ -414,7 +413,8 @@ class Lane:
             looked_at.add(head.excluded)
             waiting = self._tickets[head.id]
             running = [each.request for each in may_leave.values() if each.server and waiting.may_have(each.server)]
-            found = laxity.preempted_by(head, running, rules.order, self.times, margin_s=rules.preemption_margin_s)
+            margin_s = laxity.PREEMPTION_MARGIN_S
+            found = laxity.preempted_by(head, running, rules.order, self.times, margin_s=margin_s)
             if found is not None:
                 _end(may_leave[found.id])
                 self.preempted += 1
@@ -427,10 +427,6 @@ class Lane:
     def limit_s(self, request: laxity.ServingRequest, promised_s: float | None) -> float:
         """Return how long an answer may take: what the class promises, or else ``5 * Lat``."""
         return promised_s if promised_s is not None else SLO_LATENCIES * self.times.latency_s(request.output_tokens)
-
-    def laxity_s(self, request: laxity.ServingRequest, now_s: float) -> float:
-        """Return how long a request can wait and still finish within its window."""
-        return laxity.laxity_s(request, self.times, now_s)
 
     def retry_after_s(self) -> float:
         """Return when the queue may have emptied, if what waits is served at the pace of the latest answers."""

@@ -19,7 +19,6 @@ UUID = re.compile(rb"[0-9a-fA-F]{8}(-?[0-9a-fA-F]{4}){3}-?[0-9a-fA-F]{12}")
 REQUEST_ID = REQUEST_ID_HEADER.encode()
 PASSED_ON = (b"traceparent", b"tracestate", b"anthropic-version", b"anthropic-beta")
 """Headers of the client: by which its traces and the model server's are one, and which form it speaks."""
-MOST_HEADS = 10_000
 AFTER_OTHERS_S = 86_400.0
 """By how much requests that only get what others leave are less urgent inside a server than if they were others."""
 ASK_USAGE = b'"stream_options":{"include_usage":true},'
@@ -31,7 +30,6 @@ class RequestWriter:
     def __init__(self, order: Order, keys: UpstreamKeys) -> None:
         """Take the order of waiting requests, from which their priority is derived."""
         self._order, self._keys = order, keys
-        self._heads: dict[tuple[str, str], bytes] = {}
 
     def write(self, turn: Turn, ticket: Ticket, server: Server) -> bytes:
         """Return the request as it is sent to the server; a stream is asked to state its usage, at least to the router.
@@ -87,21 +85,16 @@ class RequestWriter:
         return b"%scontent-length: %d\r\n\r\n%s" % (head, len(body), body)
 
     def head(self, server: Server, path: str, form: bytes | None = None) -> bytes:
-        """Return the constant part of requests to a server; ``form`` is the content type of one that is a form.
+        """Return the part of a head that the server says; ``form`` is the content type of a request that is a form.
 
         Raises:
             UpstreamError: The server's key is not known.
         """
         origin = server.origin
-        head = self._heads.get((origin.url, path))
-        if head is None:
-            if len(self._heads) > MOST_HEADS:
-                self._heads.clear()
-            head = self._heads[origin.url, path] = (
-                b"POST %s%s HTTP/1.1\r\nhost: %s\r\naccept: */*\r\n"
-                b"accept-encoding: identity\r\nuser-agent: wattshift-router\r\n"
-            ) % (origin.path, path.encode(), origin.authority)
-        head += b"content-type: %s\r\n" % (form or b"application/json")
+        head = (
+            b"POST %s%s HTTP/1.1\r\nhost: %s\r\naccept: */*\r\n"
+            b"accept-encoding: identity\r\nuser-agent: wattshift-router\r\ncontent-type: %s\r\n"
+        ) % (origin.path, path.encode(), origin.authority, form or b"application/json")
         key = self._keys.of(server)
         if key is not None and path.startswith("/v1/messages"):
             head += b"x-api-key: %s\r\n" % key

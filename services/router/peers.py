@@ -6,7 +6,7 @@ do not overload it, and each orders the requests that came to it; instances of a
 for all (``apps.coordination``). While Redis does not answer, the last count stays in force.
 """
 
-import time
+from typing import Any
 
 from pydantic import ValidationError
 from redis.asyncio import Redis
@@ -30,7 +30,9 @@ class Peers:
 
     async def look(self) -> None:
         """Write what this process holds, and read what the others do; ``RedisError`` if Redis does not answer."""
-        now_s = time.time()
+        redis: Any = self._redis  # the library's types are not known in full
+        seconds, microseconds = await redis.time()  # of one clock for all, whatever machines they run on
+        now_s = seconds + microseconds / 1e6
         own = RouterState(
             at_s=now_s,
             held={server.id: server.held for server in self._fleet.everyone() if server.held},

@@ -65,6 +65,8 @@ def test_who_is_silent_is_forgotten_once_its_limit_is_full_again() -> None:
     assert (limiter.taken(60), set(limiter._buckets)) == ({}, {"key tokens"})
     clock.now_s = 601.0
     assert (limiter.taken(60), limiter._buckets) == ({}, {})
+    limiter.adjust("key tokens", 60, 90)  # of a request that took so long
+    assert limiter.draw("key tokens", 60, 1)[2] == pytest.approx(31)
 
 
 def test_a_tenant_whose_limit_changes_keeps_what_it_has_saved() -> None:

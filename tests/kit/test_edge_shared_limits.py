@@ -196,6 +196,6 @@ async def test_tokens_that_turn_out_fewer_than_expected_are_given_back_everywher
     one.limiter.draw("k tokens", 1_000, 900)
     await tell(one, two)
     assert two.limiter.draw("k tokens", 1_000, 0)[0] == pytest.approx(100, abs=1)
-    one.limiter.adjust("k tokens", -850)
+    one.limiter.adjust("k tokens", 1_000, -850)
     await tell(one, two)
     assert two.limiter.draw("k tokens", 1_000, 0)[0] == pytest.approx(950, abs=1)

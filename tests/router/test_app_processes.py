@@ -122,7 +122,7 @@ async def test_a_full_queue_is_full_for_both(stage: Stage) -> None:
         stage.router(max_queue=1) as first,
         stage.router(max_queue=1) as second,
     ):
-        stage.plane.app_servers = [a_routed_instance(one)]
+        stage.plane.app_servers = [a_routed_instance(one, service_ms=2_000.0)]
         pair = Pair(stage, first, second, one, two)
         await pair.together()
         one.gate = asyncio.Event()
@@ -132,6 +132,8 @@ async def test_a_full_queue_is_full_for_both(stage: Stage) -> None:
         await until(lambda: pair.waiting(first) == 1)
         refused = await ask(second, 2)
         assert (refused.status_code, refused.json()["code"]) == (429, "queue_full")
+        assert refused.headers["retry-after"] == "4"
+        assert second.router.coordinator.assigned_by == first.router.name
         one.gate.set()
         assert [each.status_code for each in await asyncio.gather(*asked)] == [200, 200]
 

@@ -193,6 +193,13 @@ async def test_a_tenant_beyond_its_rate_is_refused_with_a_time(stage: Stage) -> 
         assert int(refused.headers["retry-after"]) >= 1
 
 
+async def test_of_a_session_a_server_keeps_no_name_which_may_be_as_long_as_a_body(router: Running) -> None:
+    await router.ask(json=chat(user="x" * 1_000_000))
+    await router.ask(headers={"x-session-id": "s" * 10_000})
+    kept = router.router.fleet.servers["instance_1"].costs._sessions
+    assert [type(each) for each in kept] == [int, int]
+
+
 async def test_what_the_model_server_refuses_passes_unchanged(router: Running, stage: Stage) -> None:
     stage.one.status = 400
     too_long = {"error": {"message": "maximum context length is 8192", "type": "BadRequestError", "param": None}}

@@ -129,7 +129,7 @@ async def test_tokens_are_charged_as_expected_and_then_as_used(stage: Stage, rou
     stage.one.status = 500
     await router.ask()
     assert limiter.taken(60)["key_acme tokens"] == 16, "a failure used none"
-    limiter.adjust("key_acme tokens", 990)
+    limiter.adjust("key_acme tokens", 1_000, 990)
     refused = await router.ask()
     assert error_of(refused) == (429, "rate_limit_exceeded")
     assert "tokens per minute" in refused.json()["error"]["message"]
@@ -181,7 +181,7 @@ def test_what_is_limited_per_minute_is_drawn_refilled_and_paid_off() -> None:
     now_s = 50.0
     left, _, wait_s = limiter.draw("k tokens", 600, 6_000)  # more than a minute's, once that is there
     assert (left, wait_s) == (-5_400.0, 0.0)
-    limiter.adjust("k tokens", -5_900)
+    limiter.adjust("k tokens", 600, -5_900)
     assert limiter.draw("k tokens", 600, 1) == (499.0, pytest.approx(10.1), 0.0)
     limiter.charge("k tokens", -10_000)
     assert limiter.draw("k tokens", 600, 0)[0] == 600.0, "never more than a minute's"

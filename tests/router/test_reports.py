@@ -402,7 +402,9 @@ async def test_what_a_server_measured_takes_the_place_of_bounds(router: Running,
     assert (silent.tokens, silent.request_class) == (60, "")
 
 
-async def test_processes_count_each_other_and_share_out_the_capacity(stage: Stage, redis_url: str) -> None:
+async def test_processes_count_each_other_and_share_out_the_capacity(
+    stage: Stage, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stage.plane.servers = [a_routed_server(stage.one, capacity=9)]
     async with Redis.from_url(redis_url, decode_responses=True) as redis:
         await redis.delete(ROUTERS_HASH)
@@ -415,6 +417,10 @@ async def test_processes_count_each_other_and_share_out_the_capacity(stage: Stag
             await router.router.peers.look()
             server = router.router.fleet.servers["instance_1"]
             assert (router.router.peers.processes, server.limit, server.held_elsewhere) == (2, 5, 4)
+            with monkeypatch.context() as ahead:
+                ahead.setattr(time, "time", lambda: alive.at_s + 3_600)
+                await router.router.peers.look()
+            assert router.router.peers.processes == 2, "its clock may be an hour ahead of the others'"
             assert await redis.hexists(ROUTERS_HASH, "gone") is False
             await router.adopted()
             assert server.limit == 5

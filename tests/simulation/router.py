@@ -23,7 +23,7 @@ import orjson
 
 from services.contracts.identity import NO_KEY_LIMITS, Identity, KeyLimits, ResolvedKey, Role, TenantLimits
 from services.contracts.routing import RoutedServer, RoutingTable
-from services.core.policies.freesh.laxity import Order, preempted_by
+from services.core.policies.freesh.laxity import PREEMPTION_MARGIN_S, Order, preempted_by
 from services.core.policies.freesh.server_choice import ALIKE, ALIKE_PACE, BALANCE_REQUESTS, BALANCE_SHARE
 from services.kit.edge.limits import RateLimiter
 from services.kit.networks import read_networks
@@ -1057,7 +1057,7 @@ def _preempting(simulation: Simulation, preempt: Any) -> Any:
         ]
         found = None
         if head is not None and rules.order is not Order.FCFS and not head.is_late:
-            found = preempted_by(head, may_leave, rules.order, self.times, margin_s=rules.preemption_margin_s)
+            found = preempted_by(head, may_leave, rules.order, self.times, margin_s=PREEMPTION_MARGIN_S)
         preempt(self)
         done = self.preempted - before
         may_preempt = rules.most_preemptions > 0 and rules.order is not Order.FCFS

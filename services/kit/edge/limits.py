@@ -83,22 +83,26 @@ class RateLimiter:
             How much is left, in how many seconds it is all there again, and, if this was refused and not counted, in
             how many seconds there will be enough; else 0.
         """
-        now_s, rate = self._clock_s(), per_min / 60
-        bucket = self._buckets.get(name)
-        if bucket is None or bucket.burst != per_min:
-            bucket = self._refit(name, rate, per_min, now_s)
-        bucket.fill(now_s)
-        wait_s = max(min(amount, per_min) - bucket.tokens, 0.0) / rate
+        bucket = self._of(name, per_min)
+        wait_s = max(min(amount, per_min) - bucket.tokens, 0.0) / bucket.rate
         if not wait_s:
             bucket.tokens -= amount
             bucket.taken += amount
-        return bucket.tokens, (per_min - bucket.tokens) / rate, wait_s
+        return bucket.tokens, (per_min - bucket.tokens) / bucket.rate, wait_s
 
-    def adjust(self, name: str, more: int) -> None:
+    def adjust(self, name: str, per_min: int, more: int) -> None:
         """Count ``more`` than was drawn, less if it is negative."""
-        if (bucket := self._buckets.get(name)) is not None:
-            bucket.tokens = min(bucket.burst, bucket.tokens - more)
-            bucket.taken += more
+        bucket = self._of(name, per_min)
+        bucket.tokens = min(bucket.burst, bucket.tokens - more)
+        bucket.taken += more
+
+    def _of(self, name: str, per_min: int) -> _Bucket:
+        """Return the bucket of something that is limited per minute, as full as it is now."""
+        now_s, bucket = self._clock_s(), self._buckets.get(name)
+        if bucket is None or bucket.burst != per_min:
+            bucket = self._refit(name, per_min / 60, per_min, now_s)
+        bucket.fill(now_s)
+        return bucket
 
     def taken(self, within_s: float) -> dict[str, int]:
         """Return how many requests have been let through so far, by tenant.

@@ -147,7 +147,7 @@ class Coordinator:
 
     def _without(self, peer: str) -> None:
         """Choose among the others until that process has shown again that it is alive."""
-        self._lost_at_s[peer] = time.time()
+        self._lost_at_s[peer] = self._others[peer].at_s if peer in self._others else 0.0
         asyncio.get_running_loop().call_soon(lambda: self.choose(self._others))
 
     def _switch(self, link: AssignerLink | None) -> None:

@@ -213,7 +213,7 @@ class AppDoor:
             content = b""
             if turn.asked.method != "HEAD":  # an answer to HEAD states a length and has no body
                 content = await connection.whole(self.settings.max_answer_bytes)
-            footprint = self._end(turn, instance, status, sent_s, give_back(outcome))
+            footprint = self._end(turn, instance, connection, sent_s, give_back(outcome))
             headers = [*_passed_out(connection.headers), *_said_of(instance), *footprint.headers()]
             if status in WITHOUT_BODY:
                 await turn.exchange.begin(status, headers)
@@ -251,16 +251,16 @@ class AppDoor:
         except UpstreamError as error:
             log.warning("instance.broke_off", instance=instance.id, reason=error.reason)
             raise  # without its end, so that the client sees that the answer is not complete
-        footprint = self._end(turn, instance, connection.status, sent_s, give_back())
+        footprint = self._end(turn, instance, connection, sent_s, give_back())
         has_comment = is_identity(connection.headers) and wants_comment(turn.exchange, self.settings)
         end = footprint.comment() if has_comment else b""
         await send({"type": "http.response.body", "body": end, "more_body": False})
 
-    def _end(self, turn: AppTurn, instance: Server, status: int, sent_s: float, share_s: float) -> Footprint:
-        """Count and report a request that was answered."""
-        name, now_s = turn.app.name, time.monotonic()
+    def _end(self, turn: AppTurn, instance: Server, connection: Connection, sent_s: float, share_s: float) -> Footprint:
+        """Count and report a request that was answered; how long its client reads is nothing of its instance's."""
+        name, now_s = turn.app.name, connection.last_at_s
         latency_s = now_s - turn.arrival_s
-        self.metrics.app_requests.add((name, instance.spec.request_class or "", str(status)))
+        self.metrics.app_requests.add((name, instance.spec.request_class or "", str(connection.status)))
         self.metrics.app_latency.observe((name,), latency_s)
         self.metrics.app_wait.observe((name,), turn.wait_s)
         self.observations.answered(name, instance.id, latency_s, now_s - sent_s, time.time())

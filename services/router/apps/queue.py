@@ -181,7 +181,7 @@ class AppQueue:
     def retry_after_s(self) -> float:
         """Return when there may be room, given what waits and the pace of all instances; at least 1 s."""
         pace = sum(seat.limit / seat.service_s for seat in self.seats.values() if seat.is_ready and seat.service_s > 0)
-        return max(1.0, math.ceil((1 + self.waiting) / pace)) if pace else 5.0
+        return max(1.0, float(math.ceil((1 + self.waiting) / pace))) if pace else 5.0
 
     def breaker_state(self, instance: str, now_s: float) -> BreakerState | None:
         """Return the state of an instance's breaker; None if the instance is not known."""

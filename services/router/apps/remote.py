@@ -232,7 +232,7 @@ class AssignerLink(LineProtocol):
                 if ticket is not None:  # else its client left, and the other process has been told
                     ticket.instance, ticket.place = instance, place
                     ticket.decided(instance)
-            case ["refused", int(number), str(reason), float(retry_after_s)]:
+            case ["refused", int(number), str(reason), (int() | float()) as retry_after_s]:
                 ticket = self._tickets.get(number)
                 if ticket is not None:
                     ticket.decided(NotAssignedError(reason, retry_after_s))

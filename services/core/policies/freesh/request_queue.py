@@ -78,9 +78,6 @@ class RequestQueue:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._waiting
-
     def __iter__(self) -> Iterator[ServingRequest]:
         """Yield the waiting requests in the order in which they will be served."""
         entries = [entry for line in self._lines.values() for entry in line.live()]
