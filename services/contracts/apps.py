@@ -12,10 +12,8 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, StringConstraints, model_validator
 
 from services.contracts import partition
-from services.contracts.jobs import LabelKey, LabelValue
 from services.contracts.schema import Instant, Int, Message, Name, Page, Real, check_once, many, maybe, said
-from services.contracts.serving import AnyInstance, InstanceState, PlanMode, ServerProbes, ServerProcess
-from services.core.domain.signal import Signal
+from services.contracts.serving import AnyInstance, GridNodes, InstanceState, PlanMode, ServerProbes, ServerProcess
 
 VariantName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,58}$")]
 """The name of a variant; with its slice it is the name of what an instance runs, such as `b7.3g`."""
@@ -32,16 +30,11 @@ class Evaluation(StrEnum):
     """What the model proposes is run and measured, one configuration after the other, while the SLAs have room."""
 
 
-class FleetSpec(Message):
+class FleetSpec(GridNodes):
     """GPUs that an operator sets aside for applications. While it has them, nothing else is placed on them."""
 
     gpus: Int = said("Number of GPUs.", ge=1, le=partition.MAX_GPUS)
     gpu_model: Name = said("GPU model, as nodes report it.")
-    zone: Name = said("Grid zone of the nodes and of the carbon intensity.")
-    signal: Signal | None = maybe("Signal of the carbon intensity; null for the zone's default.")
-    node_labels: dict[LabelKey, LabelValue] = said(
-        "Only nodes that have all of these labels.", default_factory=dict[LabelKey, LabelValue], max_length=64
-    )
     idle_w: Real | None = maybe("Power of an idle GPU; by default that of the catalogue of GPU models.", ge=0, le=1e4)
     baseline_gco2_per_kwh: Real | None = maybe(
         "Intensity that savings are compared with; by default the mean of the zone's last seven days.", gt=0, le=1e5

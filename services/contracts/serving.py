@@ -43,15 +43,25 @@ class PlanMode(StrEnum):
     FIXED = "fixed"  #: They are only proposed: nothing is started or stopped until an operator applies one
 
 
-class PoolPlace(Message):
-    """Nodes of one grid zone where instances may run."""
+class GridNodes(Message):
+    """Nodes of one grid zone."""
 
-    name: Name
     zone: Name = said("Grid zone of the nodes and of the carbon intensity.")
     signal: Signal | None = maybe("Signal of the carbon intensity; null for the zone's default.")
     node_labels: dict[LabelKey, LabelValue] = said(
         "Only nodes that have all of these labels.", default_factory=dict[LabelKey, LabelValue], max_length=64
     )
+
+    @property
+    def grid(self) -> tuple[str, str | None]:
+        """The zone, and the signal's name unless it is the zone's default."""
+        return self.zone, self.signal and str(self.signal)
+
+
+class PoolPlace(GridNodes):
+    """Nodes of one grid zone where instances may run."""
+
+    name: Name
     gpus: dict[Name, Annotated[Int, Field(ge=0, le=1_000_000)]] | None = maybe(
         "Maximum number of GPUs by model; null for all GPUs of the nodes that are up and not drained.", max_length=50
     )

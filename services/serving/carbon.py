@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import ClassVar, Generic, TypeVar
 
-from services.contracts.apps import FleetSpec
 from services.contracts.batches import WINDOW_S
 from services.contracts.carbon import CurrentIntensity, curve_of
 from services.contracts.codes import ProblemCode
@@ -77,6 +76,12 @@ class _Kept(Generic[T]):
     async def _ask(self, zone: str, signal: str | None) -> T | None:
         raise NotImplementedError
 
+    async def of(self, wanted: Iterable[Grid]) -> dict[Grid, T]:
+        """Return what is known of these; all that is out of date is asked for at once."""
+        grids = {*wanted}
+        found = await asyncio.gather(*(self._latest(*each) for each in grids))
+        return {grid: each for grid, each in zip(grids, found, strict=True) if each is not None}
+
     async def _latest(self, zone: str, signal: str | None) -> T | None:
         due_s, known = self._known.get((zone, signal), (-math.inf, None))
         if time.monotonic() >= due_s:
@@ -94,12 +99,6 @@ class Intensities(_Kept[CurrentIntensity]):
 
     age_s = 30.0
 
-    async def of(self, wanted: Iterable[Grid]) -> dict[Grid, CurrentIntensity]:
-        """Return those that are known."""
-        grids = {*wanted}
-        found = await asyncio.gather(*(self._latest(*each) for each in grids))
-        return {grid: each for grid, each in zip(grids, found, strict=True) if each is not None}
-
     async def _ask(self, zone: str, signal: str | None) -> CurrentIntensity:
         return await self._carbon.current(zone, signal)
 
@@ -108,9 +107,6 @@ class Forecasts(_Kept[Points]):
     """The intensities ahead, for as long as a batch may take."""
 
     age_s = 300.0
-
-    async def of(self, zone: str, signal: str | None) -> Points:
-        return await self._latest(zone, signal) or []
 
     async def _ask(self, zone: str, signal: str | None) -> Points:
         found = await self._carbon.forecast(zone, WINDOW_S + 3_600.0, "real", signal)
@@ -121,12 +117,6 @@ class Baselines(_Kept[float]):
     """The mean intensity of each zone over the last seven days, by the grid's clock."""
 
     age_s = 600.0
-
-    async def of(self, fleet: FleetSpec) -> float | None:
-        """Return the baseline in gCO2/kWh: the fleet's own, or else the mean; None if nothing is known."""
-        if fleet.baseline_gco2_per_kwh is not None:
-            return fleet.baseline_gco2_per_kwh
-        return await self._latest(fleet.zone, fleet.signal and str(fleet.signal))
 
     async def _ask(self, zone: str, signal: str | None) -> float | None:
         outlook = await self._carbon.outlook(zone, past_s=7 * 86_400.0, ahead_s=3_600, signal=signal)

@@ -4,6 +4,7 @@ import asyncio
 import ipaddress
 import time
 from datetime import datetime
+from operator import attrgetter
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -31,12 +32,15 @@ from services.serving.repository import ServingRepository
 from services.serving.repository.apps import AppRecord
 from services.serving.repository.fleets import variant_and_slice
 from services.serving.repository.routing import PoolRow, ServerRow
+from services.serving.repository.specs import readable
 from services.serving.settings import ServingSettings
 
 log = Log(__name__)
 
 TABLE_AGE_S = 0.2  #: Routers that ask at the same moment get the same table
 HELD_AGE_S = 5.0  #: How long a router's word counts about what it holds
+
+_id, _name = attrgetter("id"), attrgetter("name")
 
 
 class Routing:
@@ -85,36 +89,36 @@ class Routing:
             has_secrets = any(each.spec.upstream_secret for each in endpoints)
             keys = {row.of: row.set_at for row in await queries.routing.keys()} if has_secrets else {}
             apps = {app.key: app for app in await queries.apps.routed()}
-            fleets = {name: (await queries.fleets.find(name)).spec for name in {app.fleet for app in apps.values()}}
-        specs = {pool.name: PoolSpec.as_stored(pool.spec) for pool in pools}
-        of_apps = [row for row in rows if row.pool in apps]
+            fleets = {fleet.name: fleet.spec for fleet in await queries.fleets.all()} if apps else {}
+        specs = dict(readable(pools, lambda row: (row.name, PoolSpec.as_stored(row.spec)), _name, "pool"))
+        of_apps = [row for row in rows if row.pool in apps and apps[row.pool].fleet in fleets]
         rows = [row for row in rows if row.pool in specs]
-        signals = {
-            (name, place.name): place.signal and str(place.signal)
-            for name, spec in specs.items()
-            for place in spec.places
-        }
+        signals = {(name, place.name): place.grid[1] for name, spec in specs.items() for place in spec.places}
         zones = {row.id: (row.zone, signals.get((row.pool, row.place))) for row in rows if row.zone}
         zones |= {server_id(each.name): (each.spec.zone, None) for each in endpoints if each.spec.zone}
-        known = await self._intensities.of({*zones.values(), *map(_grid, fleets.values())})
+        known = await self._intensities.of({*zones.values(), *(fleet.grid for fleet in fleets.values())})
         self.zones = zones
         pue = self._settings.pue  # the ledger's, and what it has of an instance may be of before a change
 
         def intensity(server: str) -> CurrentIntensity | None:
             return known.get(zones[server]) if server in zones else None
 
-        servers = [_server(row, specs[row.pool], intensity(row.id), pue) for row in rows]
-        servers += [_foreign(each, keys.get(each.name), intensity(server_id(each.name)), pue) for each in endpoints]
+        def server(row: ServerRow) -> routing.RoutedServer:
+            return _server(row, specs[row.pool], intensity(row.id), pue)
+
+        def foreign(each: routing.Endpoint) -> routing.RoutedServer:
+            return _foreign(each, keys.get(each.name), intensity(server_id(each.name)), pue)
+
+        def app_server(row: ServerRow) -> routing.RoutedAppServer:
+            fleet = fleets[apps[row.pool].fleet]
+            return _app_server(row, apps[row.pool], fleet, known.get(fleet.grid), pue)
+
         return routing.RoutingTable(
             made_at=now,
-            pools=[_pool(row, specs[row.name]) for row in pools],
-            servers=servers,
+            pools=[_pool(row, specs[row.name]) for row in pools if row.name in specs],
+            servers=[*readable(rows, server, _id, "instance"), *readable(endpoints, foreign, _name, "endpoint")],
             apps=[_app(app) for app in apps.values()],
-            app_servers=[
-                _app_server(row, apps[row.pool], fleet, known.get(_grid(fleet)), pue)
-                for row in of_apps
-                for fleet in [fleets[apps[row.pool].fleet]]
-            ],
+            app_servers=readable(of_apps, app_server, _id, "instance"),
         )
 
 
@@ -130,10 +134,6 @@ def _pool(row: PoolRow, spec: PoolSpec) -> routing.RoutedPool:
         output_tokens=part.thresholds.output_tokens if part and part.thresholds else None,
         classes=[routing.RoutedClass.of(each) for each in (part.classes if part else ())],
     )
-
-
-def _grid(fleet: FleetSpec) -> tuple[str, str | None]:
-    return fleet.zone, fleet.signal and str(fleet.signal)
 
 
 def _app(app: AppRecord) -> routing.RoutedApp:

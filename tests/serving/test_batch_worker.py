@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
@@ -26,8 +28,8 @@ from services.kit.problems import ProblemError, unavailable
 from services.kit.tasks import end_tasks
 from services.serving.batches.sending import Room, Sender, Sent
 from services.serving.batches.service import Batches
-from services.serving.batches.worker import BatchWorker, curve_within
-from services.serving.carbon import Forecasts, Points
+from services.serving.batches.worker import BatchWorker, Demand, curve_within, lines_of
+from services.serving.carbon import Forecasts, Grid, Points
 from services.serving.repository import Queries, ServingRepository
 from services.serving.repository.batch_work import ClaimedLine, OpenBatch, Outcome
 from services.serving.repository.batches import BatchRows
@@ -92,8 +94,8 @@ class Known(Forecasts):
     def __init__(self, **points: Points) -> None:
         self.points = points
 
-    async def of(self, zone: str, signal: str | None) -> Points:
-        return self.points.get(zone, [])
+    async def of(self, wanted: Iterable[Grid]) -> dict[Grid, Points]:
+        return {grid: self.points[grid[0]] for grid in wanted if grid[0] in self.points}
 
 
 class Answering(Sender):
@@ -440,10 +442,10 @@ async def test_a_batch_that_cannot_be_checked_keeps_no_other_from_ending(
     bad, good = await place.submit([line("a")]), await place.submit([line("b")])
     check = BatchWorker._check
 
-    async def failing(self: BatchWorker, batch: OpenBatch, table: RoutingTable) -> None:
+    async def failing(self: BatchWorker, batch: OpenBatch, *given: Any) -> None:
         if batch.id == bad:
             raise ZeroDivisionError
-        await check(self, batch, table)
+        await check(self, batch, *given)
 
     monkeypatch.setattr(BatchWorker, "_check", failing)
     worker = place.worker(Answering())
@@ -499,3 +501,69 @@ async def test_no_answer_makes_sending_raise(header: bytes, status: int) -> None
     assert sent.outcome.state == {200: "succeeded", 400: "failed", 429: "waiting"}[status]
     assert (sent.outcome.energy_j, sent.outcome.carbon_gco2, sent.retry_after_s) in [(0.0, 0.0, None), (0.0, 0.0, 1.0)]
     assert sent.outcome.result is None or json.loads(sent.outcome.result)["response"]["status_code"] == status
+
+
+async def test_a_model_whose_lines_cannot_be_sent_keeps_those_of_no_other_back(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await place.submit([line("a", body={"model": "broken", "messages": []})])
+    good = await place.submit([line("b")])
+    some = BatchWorker._send_some
+
+    async def failing(self: BatchWorker, demand: Demand, points: Mapping[Grid, Points]) -> float:
+        if demand.model == "broken":
+            raise ZeroDivisionError
+        return await some(self, demand, points)
+
+    monkeypatch.setattr(BatchWorker, "_send_some", failing)
+    worker = place.worker(Answering())
+    table = worker._routing
+    assert isinstance(table, Table)
+    table.servers.insert(0, table.servers[0].model_copy(update={"id": "b", "models": ["broken"]}))
+    for _ in range(5):
+        with contextlib.suppress(ZeroDivisionError):
+            await worker.turn()
+        await asyncio.sleep(0.001)
+    assert (await place.batches.find(CALLER, good)).status == "completed"
+
+
+async def test_what_is_ahead_of_all_grids_is_asked_for_at_once(place: Place) -> None:
+    """One after the other, each place whose forecast does not come kept all lines back for its own time-out."""
+    batch = await place.submit([line("a")])
+    asked: list[list[Grid]] = []
+
+    class Counting(Known):
+        async def of(self, wanted: Iterable[Grid]) -> dict[Grid, Points]:
+            asked.append(sorted(wanted, key=str))
+            return {}
+
+    places = [f"place-{number}" for number in range(5)]
+    worker = place.worker(Answering(), forecasts=Counting(), places=places)
+    await worker.turn()
+    await worker.turn()
+    assert asked[-1] == [(name, None) for name in places]
+    assert (await place.ended(worker, batch)).status == "completed"
+
+
+async def test_a_batch_that_cannot_be_read_keeps_no_other_from_ending(place: Place) -> None:
+    odd, good = await place.submit([line("a")]), await place.submit([line("b")])
+    await place.execute("""UPDATE batches SET caller = caller || '{"role": "sovereign"}' WHERE id = $1""", odd)
+    assert (await place.ended(place.worker(Answering()), good)).status == "completed"
+
+
+async def test_a_line_in_many_pieces_costs_no_more_than_its_length() -> None:
+    pieces = 20_000
+
+    class Pieces:
+        async def chunk(self, tenant: str, file: str, number: int) -> bytes | None:
+            assert (tenant, file) == ("acme", "file_1")
+            return None if number > pieces else b"x" * 4_096 if number < pieces else b"y\nz"
+
+    class Rows:
+        batches = Pieces()
+
+    batch = OpenBatch("batch_1", CALLER, "/v1/embeddings", "file_1", "validating", 60.0, {}, {})
+    began_s = time.process_time()
+    found = [(number, len(content)) async for number, content in lines_of(Rows(), batch)]  # type: ignore[arg-type]
+    assert found == [(1, 4_096 * pieces + 1), (2, 1)]
+    assert time.process_time() - began_s < 5, "joining each piece to all before it takes a minute"

@@ -427,3 +427,24 @@ async def test_a_deleted_pool_is_drained_and_then_gone(house: Controlled) -> Non
         assert await house.database.fetchval(f"SELECT count(*) FROM {table} WHERE {column} = $1", pool) == 0
     reasons = {row["reason"] for row in await house.rows(pool, "ended")}
     assert reasons == {"pool_deleted"}
+
+
+async def test_a_pool_that_cannot_be_read_costs_only_itself(house: Controlled) -> None:
+    odd = await house.pool({(*HERE, "SS"): 1})
+    await house.look(2)
+    good = await house.pool({(*HERE, "SS"): 1})
+    spec = await house.database.fetchval("SELECT spec FROM pools WHERE name = $1", odd)
+    terms = await house.database.fetchval("SELECT terms FROM pool_instances WHERE pool = $1", odd)
+    await house.database.execute("UPDATE pools SET spec = $2 WHERE name = $1", odd, {**spec, "objective": "water"})
+    await house.look(2)
+    assert (await house.states(odd), await house.states(good)) == (["starting"], ["starting"])
+
+    await house.database.execute("UPDATE pools SET spec = $2 WHERE name = $1", odd, spec)
+    await house.database.execute("UPDATE pool_instances SET terms = '{}' WHERE pool = $1", odd)
+    other = await house.pool({(*HERE, "SS"): 1})
+    for _ in range(2):
+        with pytest.raises(ValueError, match="InstanceTerms"):
+            await house.look()
+    assert await house.states(odd) == ["starting"], "no other is started in place of one that cannot be read"
+    assert await house.states(other) == ["starting"]
+    await house.database.execute("UPDATE pool_instances SET terms = $2 WHERE pool = $1", odd, terms)

@@ -330,3 +330,20 @@ async def test_old_plans_are_deleted_but_not_the_one_in_force(world: World) -> N
     assert await plan_repository(world.engine).forget_ended(30) == 1
     assert [plan["id"] for plan in await world.of("k")] == [second]
     assert first != second == await world.in_force("k")
+
+
+async def test_a_pool_or_plan_that_cannot_be_read_keeps_no_other_from_its_plans(world: World) -> None:
+    await world.planned("odd")
+    await world.planned("plan-odd")
+    await world.planned("good")
+    await world.database.execute("""UPDATE pools SET spec = spec || '{"objective": "water"}' WHERE name = 'odd'""")
+    await world.database.execute(
+        "UPDATE pool_plans SET result = jsonb_set(result, '{plan,status}', '\"dreamt\"') WHERE pool = 'plan-odd'"
+    )
+    world.watch._known.clear()
+    assert await world.watch.look() == []
+    assert [each.pool for each in world.watch._known.values() if each] == ["good", "odd"]
+    await add_pool(world.database, "new", a_spec())
+    await world.look()
+    await world.answered("new")
+    assert await world.outcomes("new") == [("succeeded", "applied")]

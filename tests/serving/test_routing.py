@@ -260,3 +260,50 @@ async def test_the_keys_of_instances_are_for_routers_alone(api: PoolApi) -> None
         assert value not in shown.text
         assert "sealed" not in shown.text
     assert value not in (await api.call("GET", "/internal/routing")).text
+
+
+async def test_what_cannot_be_read_costs_only_itself(api: PoolApi) -> None:
+    """As a later release has stored it, before this one was started again."""
+    for name in ("odd", "even"):
+        await api.made(name, tenant="acme", models=[f"{name}-model"])
+        await add_instance(api, name, f"instance_{name}")
+        await api.call("PUT", f"/v1/endpoints/{name}", json=an_endpoint(), tenant="acme")
+    await add_instance(api, "even", "instance_odd_terms")
+    execute = api.database.execute
+    variant = {"name": "v", "accuracy_pct": 80, "command": ["v"]}
+    variant["profiles"] = [{"slice": "7g", "service_ms": 9, "busy_w": 90}]
+    for name in ("odd", "even"):
+        fleet = {"gpus": 1, "gpu_model": "H200-SXM-141GB", "zone": "DE"}
+        await execute("INSERT INTO fleets (name, tenant_id, key_id, spec) VALUES ($1, 'a', 'k', $2)", name, fleet)
+        for app in ("odd", "even"):
+            spec = {"fleet": name, "variants": [variant], "sla_p95_ms": 90, "requests_per_s": 1}
+            await execute(
+                "INSERT INTO apps (name, tenant_id, key_id, fleet, spec) VALUES ($1, 'a', 'k', $2, $3)",
+                *(f"{app}-on-{name}", name, spec),
+            )
+            await execute(
+                "INSERT INTO pool_instances (id, pool, tenant_id, place, mode, terms, state, url) "
+                "VALUES ($1, $2, 'a', 'p', 'v.7g', '{}', 'ready', 'http://10.0.0.1:9')",
+                *(f"instance_{app}_{name}", f"app:{app}-on-{name}"),
+            )
+    await execute("""UPDATE pools SET spec = spec || '{"objective": "water"}' WHERE name = 'odd'""")
+    await execute("""UPDATE model_endpoints SET spec = spec || '{"url": "quic://x"}' WHERE name = 'odd'""")
+    await execute("""UPDATE fleets SET spec = spec || '{"evaluation": "dreamt"}' WHERE name = 'odd'""")
+    await execute("""UPDATE apps SET spec = spec || '{"repartition": "never"}' WHERE name LIKE 'odd-%'""")
+    await execute("UPDATE pool_instances SET terms = '[]' WHERE id = 'instance_odd_terms'")
+    try:
+        found = await table(api)
+    finally:
+        await execute("DELETE FROM pools WHERE name IN ('odd', 'even')")
+        await execute("DELETE FROM model_endpoints WHERE name IN ('odd', 'even')")
+        await execute("DELETE FROM apps")
+        await execute("DELETE FROM fleets")
+    names = ({each.name for each in found.pools}, {each.name for each in found.apps})
+    assert [{each for each in of if each.startswith(("odd", "even"))} for of in names] == [
+        {"even"},
+        {"even-on-odd", "even-on-even"},
+    ]
+    servers = {each.id for each in found.servers}
+    assert {"instance_even", "endpoint:even"} <= servers
+    assert not servers & {"instance_odd", "endpoint:odd", "instance_odd_terms"}
+    assert [each.id for each in found.app_servers] == ["instance_even_even"]

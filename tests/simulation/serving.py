@@ -543,10 +543,15 @@ class _Rows:
         self._world.locks[owner.key] = self._mine
         return self._world.owners[owner.key]
 
-    async def live(self, pool: str | None = None) -> list[Instance]:
+    async def live(self) -> list[Instance]:
         """As of the real one."""
         await asyncio.sleep(0)
-        return self._world.live(pool)
+        return self._world.live()
+
+    async def live_of(self, owner: InstanceOwner) -> list[Instance]:
+        """As of the real one."""
+        await asyncio.sleep(0)
+        return self._world.live(owner.key)
 
     async def plan(self, plan_id: str) -> PlanInForce | None:
         """As of the real one."""

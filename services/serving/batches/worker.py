@@ -19,13 +19,12 @@ from services.db.database import Connection, connect, ping
 from services.db.locks import BATCHES, try_session_lock
 from services.kit.ids import new_id
 from services.kit.logging import Log
-from services.kit.problems import ProblemError
 from services.kit.repeating import each_apart, repeat
 from services.kit.tasks import end_tasks
 from services.serving.batches.lines import LineReader
 from services.serving.batches.sending import Room, Sender, mean_intensity, serves
 from services.serving.batches.service import CHUNK_BYTES
-from services.serving.carbon import Forecasts, Points
+from services.serving.carbon import Forecasts, Grid, Points
 from services.serving.repository import Queries, ServingRepository
 from services.serving.repository.batch_work import ClaimedLine, Line, OpenBatch, Outcome
 from services.serving.routing import Routing
@@ -136,17 +135,24 @@ class BatchWorker:
         table = await self._routing.table()
         running: list[OpenBatch] = []
 
+        limits = await self._limits(batches)
+
         async def look_at(batch: OpenBatch) -> None:
-            if not await self._begin_or_end(batch, table):
+            if not await self._begin_or_end(batch, table, limits):
                 running.append(batch)
 
         async def begin_or_end() -> None:
             await each_apart(batches, look_at, failed="batches.batch_failed", name=lambda batch: batch.id)
 
-        async def send() -> None:
-            await self._send(running, table)
+        next_s: dict[str, float] = {}
 
-        steps = (begin_or_end, send, self._forget)
+        async def send() -> None:
+            await self._send(running, table, next_s)
+
+        async def expect() -> None:
+            await self._expect(next_s)
+
+        steps = (begin_or_end, send, expect, self._forget)
         await each_apart(steps, lambda step: step(), failed="batches.step_failed", name=lambda step: step.__name__)
 
     async def _forget(self) -> None:
@@ -155,10 +161,18 @@ class BatchWorker:
                 await queries.batch_work.forget(self._settings.batch_keep_days * 86_400)
             self._forget_at_s = time.monotonic() + FORGET_S
 
-    async def _begin_or_end(self, batch: OpenBatch, table: RoutingTable) -> bool:
+    async def _limits(self, batches: Sequence[OpenBatch]) -> dict[str, KeyLimits | BaseException]:
+        """Return what the keys of new batches may do, or why that is not known; all are asked for at once."""
+        keys = sorted({batch.caller.key_id for batch in batches if batch.status == "validating"})
+        found = await asyncio.gather(*map(self._limits_of, keys), return_exceptions=True)
+        return dict(zip(keys, found, strict=True))
+
+    async def _begin_or_end(
+        self, batch: OpenBatch, table: RoutingTable, limits: Mapping[str, KeyLimits | BaseException]
+    ) -> bool:
         """Check a new batch, end one that is to end, or return False: its lines are to be sent."""
         if batch.status == "validating":
-            await self._check(batch, table)
+            await self._check(batch, table, limits[batch.caller.key_id])
         elif batch.status == "cancelling":
             await self._end(batch, "cancelled", "batch_cancelled", "The batch was cancelled.")
         elif batch.left_s <= 0:
@@ -182,20 +196,18 @@ class BatchWorker:
         """Stop awaiting the answers of lines."""
         await end_tasks([task for name in list(lines) if (task := self._tasks.pop(name, None)) is not None])
 
-    async def _check(self, batch: OpenBatch, table: RoutingTable) -> None:
+    async def _check(self, batch: OpenBatch, table: RoutingTable, limits: KeyLimits | BaseException) -> None:
         """Read a batch's file and begin, or say what is wrong with it; either happens as a whole."""
         models = serves(table, batch.caller)
-        try:
-            limits = await self._limits_of(batch.caller.key_id)
-        except ProblemError as error:
-            log.warning("batches.not_checked", batch=batch.id, error=error.detail)
+        if isinstance(limits, BaseException):
+            log.warning("batches.not_checked", batch=batch.id, error=str(limits) or type(limits).__name__)
             return  # until admission answers
         reader = LineReader(batch.endpoint, limits, models, self._settings.batch_lines)
         named: set[str] = set()
         try:
             async with self._repository.writing() as queries:
                 lines: list[Line] = []
-                async for number, content in _lines(queries, batch):
+                async for number, content in lines_of(queries, batch):
                     line = reader.read(number, content)
                     if line is not None and not reader.errors:
                         lines.append(line)
@@ -228,7 +240,8 @@ class BatchWorker:
             await queries.batch_work.end(batch.id, status, output, errors, unanswered)
         log.info("batch.ended", batch=batch.id, status=status, unanswered=unanswered)
 
-    async def _send(self, batches: Sequence[OpenBatch], table: RoutingTable) -> None:
+    async def _send(self, batches: Sequence[OpenBatch], table: RoutingTable, next_s: dict[str, float]) -> None:
+        """Send what is to be sent now, and note when the next lines of each batch are planned to be, UTC seconds."""
         demands: dict[tuple[str, ...], Demand] = {}
         for batch in batches:
             known = serves(table, batch.caller)
@@ -236,10 +249,17 @@ class BatchWorker:
                 servers = known.get(model, [])
                 key = (model, *sorted(each.id for each in servers))
                 demands.setdefault(key, Demand(model, servers)).batches.append(batch)
-        next_s: dict[str, float] = {}
-        for demand in demands.values():
-            at_s = await self._send_some(demand)
-            next_s |= {each.id: min(at_s, next_s.get(each.id, at_s)) for each in demand.batches}
+        servers = {each.id for demand in demands.values() for each in demand.servers}
+        points = await self._forecasts.of(zone for name, zone in self._routing.zones.items() if name in servers)
+
+        async def send(demand: Demand) -> None:
+            at_s = await self._send_some(demand, points)
+            next_s.update({each.id: min(at_s, next_s.get(each.id, at_s)) for each in demand.batches})
+
+        await each_apart(demands.values(), send, failed="batches.model_failed", name=lambda demand: demand.model)
+
+    async def _expect(self, next_s: Mapping[str, float]) -> None:
+        """Write when batches go on."""
         self._next_s = {name: at_s for name, at_s in self._next_s.items() if name in next_s}
         for name, at_s in next_s.items():
             if name not in self._next_s or abs(at_s - self._next_s[name]) >= NEXT_STEP_S:
@@ -247,14 +267,14 @@ class BatchWorker:
                     await queries.batch_work.expect(name, at_s or None)
                 self._next_s[name] = at_s
 
-    async def _send_some(self, demand: Demand) -> float:
+    async def _send_some(self, demand: Demand, points: Mapping[Grid, Points]) -> float:
         """Send as many lines as the plan has for now, where it has them, and as there is room for.
 
         Return when the next ones are planned to be sent, UTC seconds; 0 if some are now.
         """
         now_s, model = self._now_s(), demand.model
         rooms = self._rooms_of(demand)
-        slots = await self._slots(demand, rooms, now_s)
+        slots = self._slots(demand, rooms, points, now_s)
         work = [
             Due(now_s + each.left_s, float(each.waiting.get(model, 0) + each.sent.get(model, 0)))
             for each in demand.batches
@@ -312,7 +332,9 @@ class BatchWorker:
             found[""] = self._rooms.setdefault((demand.model, ""), Room(1))
         return found
 
-    async def _slots(self, demand: Demand, rooms: Mapping[str, Room], now_s: float) -> list[Slot]:
+    def _slots(
+        self, demand: Demand, rooms: Mapping[str, Room], points: Mapping[Grid, Points], now_s: float
+    ) -> list[Slot]:
         """Return what places are expected to have free until the last of the batches expires, with its carbon."""
         end_s = now_s + max(each.left_s for each in demand.batches)
         energy = _energy_j(demand.servers)
@@ -320,10 +342,10 @@ class BatchWorker:
         for place, room in rooms.items():
             server = next((each for each in demand.servers if each.location == place), None)
             zone = self._routing.zones.get(server.id) if server else None
-            points = await self._forecasts.of(*zone) if zone is not None else []
+            ahead = points.get(zone, []) if zone is not None else []
             usual = (server and server.gco2_per_kwh) or 0.0
             line_kwh = energy.get(place, 1.0) * (server.pue if server else 1.0)
-            for start_s, until_s, gco2 in curve_within(points, now_s, end_s, usual):
+            for start_s, until_s, gco2 in curve_within(ahead, now_s, end_s, usual):
                 lines = room.lines_per_s * (until_s - start_s)
                 found.append(Slot(place, start_s, until_s, gco2 * line_kwh, lines))
         return found
@@ -355,17 +377,17 @@ def _energy_j(servers: Sequence[RoutedServer]) -> dict[str, float]:
     return found
 
 
-async def _lines(queries: Queries, batch: OpenBatch) -> AsyncIterator[tuple[int, bytes]]:
-    """Yield the lines of a batch's file with their numbers, from 1; nothing if the file is gone."""
-    held, number, chunk = b"", 0, 0
+async def lines_of(queries: Queries, batch: OpenBatch) -> AsyncIterator[tuple[int, bytes]]:
+    """Yield the lines of a batch's file with their numbers, from 1; the last one is empty, also if the file is gone."""
+    begun, number, chunk = list[bytes](), 1, 0  # the pieces of a line that has not ended, each joined once
     while (piece := await queries.batches.chunk(batch.caller.tenant_id, batch.input_file_id, chunk)) is not None:
-        *whole, held = (held + piece).split(b"\n")
-        for content in whole:
-            number += 1
-            yield number, content
+        rest, *more = piece.split(b"\n")
+        begun.append(rest)
+        for content in more:
+            yield number, b"".join(begun)
+            begun, number = [content], number + 1
         chunk += 1
-    if held:
-        yield number + 1, held
+    yield number, b"".join(begun)
 
 
 async def _write(queries: Queries, batch_id: str, state: str, tenant_id: str, keep_s: float) -> str | None:

@@ -195,7 +195,7 @@ class Controller:
         now = await queries.now()
         moves = [
             (each, advance(each, seen.get(each.id), _probes(owner, each), now, held_by_routers=self._held(each.id)))
-            for each in await rows.live(owner.key)
+            for each in await rows.live_of(owner)
         ]
         moved = await _write(rows, one_by_one(moves))
         instances = [each for each in moved if each.state is not InstanceState.ENDED]

@@ -29,6 +29,7 @@ class GpuState:
     is_up: bool  #: Whether its node is up and accepts work
     detail: str = ""
     used_by: str | None = None  #: A job from outside the fleet that still runs on it; None if there is none
+    fits: bool = True  #: Whether it is still of the model, the zone and the labels that its fleet is to have
 
     @property
     def is_usable(self) -> bool:

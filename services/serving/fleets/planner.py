@@ -9,6 +9,7 @@ solve. Everything else is decided from the database alone: a pass that is killed
 import asyncio
 import zlib
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 
 from pydantic import ValidationError
@@ -21,7 +22,7 @@ from services.core.domain.solving import SolveStatus
 from services.kit.ids import new_id
 from services.kit.logging import Log
 from services.kit.repeating import each_apart, repeat
-from services.serving.carbon import Baselines, Intensities
+from services.serving.carbon import Baselines, Grid, Intensities
 from services.serving.fleets.assignment import base, with_base_of
 from services.serving.fleets.carrying import Carrier, progress_of, write_targets
 from services.serving.fleets.evaluator import CANDIDATES, Evaluator
@@ -63,7 +64,7 @@ class FleetPlanner:
         self._repository, self._intensities, self._baselines = repository, intensities, baselines
         self._search, self._settings = search, settings
         self._carrier = Carrier(settings)
-        self._solving: dict[str, asyncio.Future[Answer]] = {}
+        self._solving: dict[str, tuple[str, asyncio.Future[Answer]]] = {}  # by fleet: the plan, and its search
 
     async def run(self) -> None:
         """Repeat until cancelled; a pass that fails is repeated."""
@@ -75,21 +76,28 @@ class FleetPlanner:
                 when=self._repository.presence.wait,
             )
         finally:
-            for search in self._solving.values():
-                search.cancel()
+            for name in list(self._solving):
+                self._end_search(name)
 
     async def look(self) -> None:
         """Bring every fleet a step further."""
         async with self._repository.reading() as queries:
-            names = await queries.fleets.names()
-        await each_apart(names, self._look_at, failed="fleet.not_looked")
+            names, specs = await queries.fleets.names(), [each.spec for each in await queries.fleets.all()]
+        for name in set(self._solving) - set(names):
+            self._end_search(name)
+        intensities, baselines = await asyncio.gather(
+            self._intensities.of(spec.grid for spec in specs),
+            self._baselines.of(spec.grid for spec in specs if spec.baseline_gco2_per_kwh is None),
+        )
 
-    async def _look_at(self, name: str) -> None:
-        async with self._repository.reading() as queries:
-            spec = (await queries.fleets.find(name)).spec
-        key = spec.zone, spec.signal and str(spec.signal)
-        intensity = (await self._intensities.of([key])).get(key)
-        baseline = await self._baselines.of(spec)
+        async def look_at(name: str) -> None:
+            await self._look_at(name, intensities, baselines)
+
+        await each_apart(names, look_at, failed="fleet.not_looked")
+
+    async def _look_at(
+        self, name: str, intensities: Mapping[Grid, CurrentIntensity], baselines: Mapping[Grid, float]
+    ) -> None:
         async with self._repository.writing() as queries:
             record = await queries.fleets.known(name, lock="free")
             if record is None:
@@ -100,12 +108,15 @@ class FleetPlanner:
                 return
             if await self._take_gpus(fleet):
                 fleet = await read_fleet(queries, record)
-            await self._plan(fleet, intensity, baseline)
+            grid, baseline = record.spec.grid, record.spec.baseline_gco2_per_kwh
+            await self._plan(fleet, intensities.get(grid), baselines.get(grid) if baseline is None else baseline)
 
     async def _take_gpus(self, fleet: FleetState) -> bool:
-        """Take missing GPUs, or give back surplus ones; return whether there were any."""
-        record, up = fleet.record, [gpu for gpu, state in sorted(fleet.gpus.items()) if state.is_up]
+        """Take missing GPUs, or give back those that are too many or do not fit the spec; return whether any were."""
+        record = fleet.record
+        up = [gpu for gpu, state in sorted(fleet.gpus.items()) if state.is_up and state.fits]
         missing = record.spec.gpus - len(up)
+        surplus = [gpu for gpu, state in sorted(fleet.gpus.items()) if not state.fits]
         changed = False
         if missing > 0:
             for gpu, sizes in (await fleet.rows.candidates(record.spec))[:missing]:
@@ -114,11 +125,11 @@ class FleetPlanner:
                     changed = True
         elif missing < 0:
             idle_first = sorted(up, key=lambda gpu: (len(record.assignment.get(gpu, ())), gpu in fleet.up, gpu))
-            for gpu in idle_first[:-missing]:
-                await fleet.rows.release(gpu, record.name)
-                log.info("fleet.gpu_given_back", fleet=record.name, node=gpu[0], gpu=gpu[1])
-                changed = True
-        return changed
+            surplus += idle_first[:-missing]
+        for gpu in surplus:
+            await fleet.rows.release(gpu, record.name)
+            log.info("fleet.gpu_given_back", fleet=record.name, node=gpu[0], gpu=gpu[1])
+        return changed or bool(surplus)
 
     # Plans
 
@@ -226,17 +237,24 @@ class FleetPlanner:
 
     def _answer(self, plan: PlanRecord) -> Answer | None:
         """Return what the search for a plan found, or None until then; start the search if it is not running."""
-        task = self._solving.get(plan.id)
-        if task is None:
+        plan_id, task = self._solving.get(plan.fleet, (None, None))
+        if task is None or plan_id != plan.id:
+            self._end_search(plan.fleet)  # of a plan that another process has decided
             assert plan.problem is not None, "only BASE has none, and it is never solved"
             request = PartitionRequest.as_stored(plan.problem)
-            self._solving[plan.id] = asyncio.ensure_future(self._search(plan.id, request))
+            self._solving[plan.fleet] = plan.id, asyncio.ensure_future(self._search(plan.id, request))
             return None
         if not task.done():
             return None
-        del self._solving[plan.id]
+        del self._solving[plan.fleet]
         error = task.exception()
         return task.result() if error is None else str(error) or type(error).__name__
+
+    def _end_search(self, fleet: str) -> None:
+        """Await no search for a plan of a fleet any more."""
+        _, search = self._solving.pop(fleet, (None, None))
+        if search is not None:
+            search.cancel()
 
     async def _decide(
         self, fleet: FleetState, plan: PlanRecord, answer: Answer, only_proposes: str | None
@@ -295,8 +313,8 @@ async def begin_proposed(queries: Queries, record: FleetRecord, plan: PlanRecord
     fleet = await read_fleet(queries, record)
     if fleet.plan is None or fleet.plan.id != plan.id:
         return f"Plan {plan.id} is outdated: plan {fleet.plan.id if fleet.plan else '-'} is newer."
-    if set(plan.basis.gpus) != set(fleet.up):
-        return f"Plan {plan.id} is outdated: the fleet's GPUs have changed."
+    if not plan.basis.is_same(fleet.basis):
+        return f"Plan {plan.id} is outdated: the fleet, its applications or its GPUs have changed."
     progress = progress_of(wanted_of(PartitionResult.as_stored(plan.result)), plan, fleet)
     await queries.fleets.change_plan(plan, FleetPlanState.CARRYING_OUT, progress=progress, detail=None, ended_at=None)
     return None

@@ -9,7 +9,7 @@ import contextlib
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -24,6 +24,8 @@ from services.serving.planning.events import Present, Standing, event_of, mean_q
 from services.serving.planning.plans import Plans
 from services.serving.repository import Queries, ServingRepository
 from services.serving.repository.cluster import read_cluster
+from services.serving.repository.plans import MadePlan
+from services.serving.repository.specs import readable
 from services.serving.settings import ServingSettings
 
 log = Log(__name__)
@@ -52,7 +54,12 @@ class EventWatch:
             rows = await queries.plans.standing()
             if not rows:
                 return []
-            standing = [each for row in rows if (each := await self._standing(queries, *row))]
+            await self._read(queries, [plan_id for _, plan_id, _ in rows])
+            standing = [
+                replace(known, event_at=event_at)
+                for _, plan_id, event_at in rows
+                if (known := self._known.get(plan_id)) is not None
+            ]
             now, cluster = await queries.now(), await read_cluster(queries.connection)
             windows = await queries.traffic.recent(OVER)
         signals = {each.pool: _signals(each.spec) for each in standing}
@@ -72,21 +79,12 @@ class EventWatch:
         due = [(each, event) for each, event in found if self._is_due(each, event, now)]
         return sorted(due, key=lambda pair: pair[1] not in RESCUES)
 
-    async def _standing(self, queries: Queries, pool: str, plan_id: str, event_at: datetime | None) -> Standing | None:
-        if plan_id not in self._known:
-            made = await queries.plans.made(plan_id)
-            self._known[plan_id] = made and Standing(
-                pool,
-                PoolSpec.as_stored(made.spec),
-                plan_id,
-                PoolPlanResult.as_stored(made.result),
-                made.from_at,
-                made.slot_at,
-                made.outcome is PlanOutcome.FAILED,
-                event_at,
-            )
-        known = self._known[plan_id]
-        return known and replace(known, event_at=event_at)
+    async def _read(self, queries: Queries, plans: Sequence[str]) -> None:
+        """Read the plans that are not known yet; None stands for one that has no result or cannot be read."""
+        new = [plan_id for plan_id in plans if plan_id not in self._known]
+        made = {plan_id: each for plan_id in new if (each := await queries.plans.made(plan_id)) is not None}
+        found = readable(made.items(), lambda each: _standing(*each), lambda each: each[0], "plan")
+        self._known |= dict.fromkeys(new) | {each.plan_id: each for each in found}
 
     def _is_due(self, standing: Standing, event: PlanTrigger, now: datetime) -> bool:
         """Return whether an event has lasted long enough, and the pool was not recently planned because of one."""
@@ -102,11 +100,24 @@ class EventWatch:
         self._known = {plan_id: known for plan_id, known in self._known.items() if plan_id in plans}
 
 
+def _standing(plan_id: str, made: MadePlan) -> Standing:
+    return Standing(
+        made.pool,
+        PoolSpec.as_stored(made.spec),
+        plan_id,
+        PoolPlanResult.as_stored(made.result),
+        made.from_at,
+        made.slot_at,
+        made.outcome is PlanOutcome.FAILED,
+        None,
+    )
+
+
 def _signals(spec: PoolSpec) -> Signals:
     """Return the zone and signal of each place; empty with only one place, or if the objective is not carbon."""
     if spec.objective != "carbon" or len(spec.places) < 2:
         return {}
-    return {place.name: (place.zone, place.signal and str(place.signal)) for place in spec.places}
+    return {place.name: place.grid for place in spec.places}
 
 
 class Planner:

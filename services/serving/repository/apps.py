@@ -157,8 +157,8 @@ class AppRows(SpecRows[AppRecord]):
         return await self._read(select(apps).where(apps.c.fleet == fleet).order_by(apps.c.name))
 
     async def routed(self) -> list[AppRecord]:
-        """Return the applications that are not being deleted, by name."""
-        return await self._read(select(apps).where(apps.c.deleted_at.is_(None)).order_by(apps.c.name))
+        """Return the applications that can be read and are not being deleted, by name."""
+        return [app for app in await self.all() if app.deleted_at is None]
 
     async def remove(self, name: str) -> None:
         """Remove an application and what was seen of its requests."""

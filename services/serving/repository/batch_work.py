@@ -5,11 +5,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import text
+from sqlalchemy import Row, text
 
 from services.contracts.batches import LineError
 from services.contracts.identity import Identity
-from services.serving.repository.specs import Rows
+from services.serving.repository.specs import Rows, readable
 
 _OPEN = text("""
 SELECT b.*, extract(epoch FROM b.expires_at - now())::float8 AS left_s, l.model, coalesce(l.waiting, 0) AS waiting,
@@ -149,16 +149,18 @@ class BatchWorkRows(Rows):
     """Queries on open batches."""
 
     async def open(self) -> list[OpenBatch]:
-        """Return the batches that have not ended, the next to expire first."""
+        """Return the batches that have not ended and can be read, the next to expire first."""
         found: dict[str, OpenBatch] = {}
-        for row in await self._connection.execute(_OPEN):
-            batch = found.get(row.id)
-            if batch is None:
+
+        def read(row: Row[Any]) -> None:
+            if row.id not in found:
                 caller = Identity.as_stored(row.caller)
-                batch = OpenBatch(row.id, caller, row.endpoint, row.input_file_id, row.status, row.left_s, {}, {})
-                found[row.id] = batch
+                of = (row.id, caller, row.endpoint, row.input_file_id, row.status, row.left_s)
+                found[row.id] = OpenBatch(*of, {}, {})
             if row.model is not None:
-                batch.waiting[row.model], batch.sent[row.model] = row.waiting, row.sent
+                found[row.id].waiting[row.model], found[row.id].sent[row.model] = row.waiting, row.sent
+
+        readable(await self._connection.execute(_OPEN), read, lambda row: row.id, "batch")
         return list(found.values())
 
     async def take_back(self, kept: Collection[str]) -> None:

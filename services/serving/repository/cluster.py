@@ -18,6 +18,7 @@ from services.serving.instances import APP_PREFIX, InstanceTerms
 from services.serving.planning.cluster import Cluster, ClusterNode, Need, PoolNeeds
 from services.serving.planning.demand import HISTORY_S, RequestLog
 from services.serving.planning.problem import Running
+from services.serving.repository.specs import readable
 
 PAGE = 24
 
@@ -156,14 +157,20 @@ async def read_cluster(connection: AsyncConnection) -> Cluster:
     """Return the nodes that accept work, and who has or needs their GPUs."""
     row: Any = (await connection.execute(CLUSTER)).one()
     needs: dict[str, PoolNeeds] = defaultdict(PoolNeeds)
-    for pool, document in _rows(row.awaited):
-        of = InstanceTerms.as_stored(document)
-        needs[pool].awaited.append(Need(of.place.zone, of.place.node_labels, of.mode.gpu_model, of.mode.gpus))
     made = Counter({(pool, place, mode): count for pool, place, mode, count in _rows(row.made)})
-    for pool, document, planned, in_force in _rows(row.planned):
+
+    def awaits(found: tuple[str, Any]) -> None:
+        pool, of = found[0], InstanceTerms.as_stored(found[1])
+        needs[pool].awaited.append(Need(of.place.zone, of.place.node_labels, of.mode.gpu_model, of.mode.gpus))
+
+    def plans(found: tuple[str, Any, list[Any], list[Any] | None]) -> None:
+        pool, document, planned, in_force = found
         spec = PoolSpec.as_stored(document)
         needs[pool].planned.extend(_not_made(pool, spec, planned, made))
         needs[pool].in_force.extend(_not_made(pool, spec, in_force or [], made))
+
+    readable(_rows(row.awaited), awaits, lambda found: found[0], "instance of")
+    readable(_rows(row.planned), plans, lambda found: found[0], "pool")
     return Cluster(
         nodes=[
             ClusterNode(node, zone, labels, {each["index"]: each["model"] for each in devices})

@@ -37,7 +37,7 @@ from services.serving.instances import (
     read_terms,
 )
 from services.serving.repository.pools import PoolRecord
-from services.serving.repository.specs import Rows, record_of
+from services.serving.repository.specs import Rows, readable, record_of
 
 _POOLS = "SELECT name, tenant_id, spec::text AS spec, revision, plan_id, deleted_at, created_at, updated_at FROM pools"
 ALL_POOLS = text(f"{_POOLS} ORDER BY name")
@@ -135,8 +135,9 @@ class InstanceRows(Rows):
     """Queries on instances and, as the controller needs them, on pools, applications and plans."""
 
     async def owners(self) -> list[InstanceOwner]:
-        pools = [_pool(row) for row in await self._rows(ALL_POOLS)]
-        return pools + [_app(row) for row in await self._rows(ALL_APPS)]
+        """Return the pools and applications that can be read."""
+        pools = readable(await self._rows(ALL_POOLS), _pool, lambda row: row["name"], "pool")
+        return pools + readable(await self._rows(ALL_APPS), _app, lambda row: row["name"], "app")
 
     async def lock(self, owner: InstanceOwner) -> InstanceOwner | None:
         """Return and lock a pool or an application; None if it is gone, or another process holds the lock."""
@@ -144,9 +145,16 @@ class InstanceRows(Rows):
         row = await self._row(query, {"name": owner.name})
         return None if row is None else read(row)
 
-    async def live(self, pool: str | None = None) -> list[Instance]:
-        """Return the instances that have not ended, of all pools or of one, the oldest first."""
-        return [_instance(row) for row in await self._rows(LIVE, {"pool": pool})]
+    async def live(self) -> list[Instance]:
+        """Return the instances that have not ended and can be read, the oldest first."""
+        return readable(await self._rows(LIVE, {"pool": None}), _instance, lambda row: row["id"], "instance")
+
+    async def live_of(self, owner: InstanceOwner) -> list[Instance]:
+        """Return an owner's instances that have not ended, the oldest first.
+
+        If one cannot be read, this fails: another one would be started in its place.
+        """
+        return [_instance(row) for row in await self._rows(LIVE, {"pool": owner.key})]
 
     async def plan(self, plan_id: str) -> PlanInForce | None:
         """Return a plan; None if it names no instances, not even zero of them."""

@@ -67,6 +67,7 @@ SELECT q.name, s.id, e.event_at
 class MadePlan:
     """A plan as it was made, with result and spec in their stored form."""
 
+    pool: str
     spec: dict[str, Any]
     result: dict[str, Any]
     outcome: PlanOutcome | None
@@ -147,9 +148,9 @@ class PlanRows(Rows):
     async def made(self, plan_id: str) -> MadePlan | None:
         """Return a plan that has a result."""
         c = pool_plans.c
-        query = select(c.problem["spec"], c.result, c.outcome, c.from_at, c.slot_at)
-        row = (await self._connection.execute(query.where(c.id == plan_id, c.result.is_not(None)))).one_or_none()
-        return None if row is None else MadePlan(row[0], row[1], row[2] and PlanOutcome(row[2]), row[3], row[4])
+        columns = (c.pool, c.problem["spec"].label("spec"), c.result, c.outcome, c.from_at, c.slot_at)
+        row = await self._row(select(*columns).where(c.id == plan_id, c.result.is_not(None)))
+        return None if row is None else record_of(MadePlan, row, outcome=row["outcome"] and PlanOutcome(row["outcome"]))
 
     async def slot(self, pool: str, *, interval: timedelta, lead: timedelta) -> Slot | None:
         """Return a pool and its next interval; None if there is no such pool."""

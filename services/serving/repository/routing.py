@@ -149,6 +149,3 @@ class EndpointRows(SpecRows[Endpoint]):
 
     def _record(self, row: RowMapping) -> Endpoint:
         return Endpoint.as_stored({name: row[name] for name in Endpoint.model_fields})
-
-    async def all(self) -> list[Endpoint]:
-        return await self._read(select(model_endpoints).order_by(model_endpoints.c.name))
