@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from services.contracts.apps import AppReportQuery
+from services.contracts.identity import Identity, Role
 from services.contracts.queries import PageQuery
 from services.kit.problems import ProblemError
 from services.serving.repository.cluster import read_cluster
@@ -463,3 +464,76 @@ async def test_pools_are_planned_without_the_gpus_of_fleets(world: FleetWorld) -
     (node,) = cluster.nodes
     assert sorted(node.devices) == [2, 3]
     assert "app:photos" not in cluster.needs
+
+
+async def test_gpus_of_another_model_than_the_fleet_is_to_have_are_given_back(world: FleetWorld) -> None:
+    await world.node("n1", 2, model="V100-SXM2-32GB")
+    await world.fleets.put("edge", a_fleet(), OPERATOR)
+    await world.apps.put("photos", an_app(), ACME)
+    await world.settle()
+    await world.later(10)
+
+    await world.fleets.put("edge", a_fleet(gpu_model="V100-SXM2-32GB"), OPERATOR)
+    await world.turn(3)
+
+    owned = await world.database.fetch("SELECT node_id, gpu FROM gpu_partitions WHERE owner = 'edge' ORDER BY 1, 2")
+    assert [tuple(row) for row in owned] == [("n1", 0), ("n1", 1)]
+
+
+async def test_a_proposal_is_refused_once_an_application_has_changed(world: FleetWorld) -> None:
+    await world.fleets.put("edge", a_fleet(), OPERATOR)
+    await world.apps.put("photos", an_app(mode="fixed", carbon_weight=0.9), ACME)
+    await world.settle()
+    await world.later(10)
+    world.grid.gco2_per_kwh["GB"] = 400
+    plan = await world.settle("proposed")
+    await world.apps.put("photos", an_app(mode="fixed", variants=[an_app().most_accurate.model_dump()]), ACME)
+    with pytest.raises(ProblemError, match="outdated"):
+        await world.fleets.apply("edge", plan["id"], OPERATOR)
+
+
+async def test_a_tenant_sees_of_a_fleet_its_own_applications_alone(world: FleetWorld) -> None:
+    other = Identity(tenant_id="umbra", role=Role.USER, key_id="key_umbra")
+    await world.fleets.put("edge", a_fleet(gpus=4), OPERATOR)
+    await world.apps.put("photos", an_app(), ACME)
+    await world.apps.put("streets", an_app(), other)
+    await world.settle()
+    await world.later(10)
+    world.grid.gco2_per_kwh["GB"] = 400
+    await world.settle()
+    seen: dict[str, list[set[str]]] = {}
+    for caller in (OPERATOR, ACME, other):
+        fleet = await world.fleets.find("edge", caller)
+        plans = await world.fleets.plans("edge", PageQuery(), caller)
+        (page,) = (await world.fleets.page(PageQuery(), caller)).items
+        assert fleet.plan is not None
+        assert page == fleet
+        named = [{each.name for each in plan.applications} for plan in (fleet.plan, plans.items[0])]
+        seen[caller.tenant_id] = [set(fleet.apps), *named]
+    assert seen == {"ops": 3 * [{"photos", "streets"}], "acme": 3 * [{"photos"}], "umbra": 3 * [{"streets"}]}
+
+    await world.database.execute("UPDATE apps SET created_at = now() + interval '1 s' WHERE name = 'photos'")
+    fleet = await world.fleets.find("edge", ACME)
+    assert fleet.plan is not None
+    assert fleet.plan.applications == [], "what it tells was of another one of that name"
+
+
+async def test_searches_that_another_process_decided_are_not_kept(world: FleetWorld) -> None:
+    await world.fleets.put("edge", a_fleet(), OPERATOR)
+    await world.apps.put("photos", an_app(), ACME)
+    await world.settle()
+    other = world.another()
+    for intensity in (400, 100, 400):
+        await world.later(10)
+        world.grid.gco2_per_kwh["GB"] = intensity
+        await world.planner.look()
+        await other.look()
+        await world.settle()
+    assert len(other._solving) <= 1
+    await world.apps.delete("photos", ACME)
+    await world.turn(4)
+    await world.database.execute("DELETE FROM apps")
+    await world.fleets.delete("edge", OPERATOR)
+    await world.turn(2)
+    await other.look()
+    assert other._solving == {}

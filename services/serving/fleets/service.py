@@ -4,13 +4,14 @@ A *revision* counts the changes of a spec. A fleet is planned anew when its own 
 differs from the one that its newest plan was made for.
 """
 
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 
 from services.contracts import apps
 from services.contracts.codes import ProblemCode
 from services.contracts.identity import Identity
 from services.contracts.invalid import NAME_PATTERN
-from services.contracts.partition import MAX_APPLICATIONS, PartitionResult, VariantInstances
+from services.contracts.partition import MAX_APPLICATIONS, ApplicationPlan, PartitionResult, VariantInstances
 from services.contracts.problems import FieldError
 from services.contracts.queries import PageQuery
 from services.contracts.serving import InstanceQuery, InstanceState
@@ -54,7 +55,7 @@ class Fleets:
                 if fleet.spec != spec:
                     await queries.fleets.set_spec(name, spec, revision=fleet.revision + 1)
                     await queries.audit(caller, "fleet.changed", name, revision=fleet.revision + 1)
-            (shown,) = await show_fleets(queries, [await queries.fleets.find(name)])
+            (shown,) = await show_fleets(queries, [await queries.fleets.find(name)], caller)
             return shown, is_new
 
     async def find(self, name: str, caller: Identity) -> apps.Fleet:
@@ -63,7 +64,7 @@ class Fleets:
             fleet = await queries.fleets.find(name)
             if not may_use(fleet, caller):
                 raise not_found("fleet")
-            (shown,) = await show_fleets(queries, [fleet])
+            (shown,) = await show_fleets(queries, [fleet], caller)
             return shown
 
     async def page(self, query: PageQuery, caller: Identity) -> apps.FleetList:
@@ -71,7 +72,7 @@ class Fleets:
         async with self._repository.reading() as queries:
             found = await queries.fleets.page(read_cursor(query.cursor, NAME_PATTERN), query.limit + 1)
             records, cursor = one_page(found, query.limit, lambda fleet: fleet.name)
-            items = await show_fleets(queries, [each for each in records if may_use(each, caller)])
+            items = await show_fleets(queries, [each for each in records if may_use(each, caller)], caller)
         return apps.FleetList(items=items, next_cursor=cursor)
 
     async def delete(self, name: str, caller: Identity) -> apps.Fleet:
@@ -89,7 +90,7 @@ class Fleets:
             if fleet.deleted_at is None:
                 await queries.fleets.mark_deleted(name)
                 await queries.audit(caller, "fleet.deleted", name)
-            (shown,) = await show_fleets(queries, [await queries.fleets.find(name)])
+            (shown,) = await show_fleets(queries, [await queries.fleets.find(name)], caller)
             return shown
 
     async def plans(self, name: str, query: PageQuery, caller: Identity) -> apps.FleetPlanList:
@@ -102,8 +103,10 @@ class Fleets:
             if not may_use(await queries.fleets.find(name), caller):
                 raise not_found("fleet")
             found = await queries.fleets.plans(name, read_cursor(query.cursor, INSTANCE_ID), query.limit + 1)
+            own = (await queries.fleets.apps_of([name], caller))[name]
         records, cursor = one_page(found, query.limit, lambda plan: plan.id)
-        return apps.FleetPlanList(items=[show_plan(each) for each in records], next_cursor=cursor)
+        own = None if caller.is_operator else own
+        return apps.FleetPlanList(items=[show_plan(each, own) for each in records], next_cursor=cursor)
 
     async def apply(self, name: str, plan_id: str, caller: Identity) -> apps.FleetPlan:
         """Carry out a proposal; repeating this changes nothing.
@@ -254,31 +257,29 @@ def may_use(fleet: FleetRecord, caller: Identity) -> bool:
     return caller.is_operator or bool({"*", caller.tenant_id} & set(fleet.spec.tenants))
 
 
-def show_plan(plan: PlanRecord, app: str | None = None) -> apps.FleetPlan:
-    """Return a plan as callers see it, with all applications or with one alone."""
+def show_plan(plan: PlanRecord, own: Mapping[str, datetime] | None = None) -> apps.FleetPlan:
+    """Return a plan as callers see it, with all applications or with those that are ``own``, by when they were made."""
+
+    def is_shown(app: ApplicationPlan | apps.AppEvaluation) -> bool:
+        return own is None or (app.name in own and own[app.name] <= plan.made_at)  # before, it was another of that name
+
+    def shown(evaluation: apps.FleetEvaluation) -> apps.FleetEvaluation:
+        return evaluation.model_copy(update={"applications": [*filter(is_shown, evaluation.applications)]})
+
     result = None if plan.result is None else PartitionResult.as_stored(plan.result)
     is_open = plan.state is apps.FleetPlanState.CARRYING_OUT
-    current = plan.progress.current if plan.progress and is_open else None
+    current, search = plan.progress.current if plan.progress and is_open else None, plan.search
     return apps.FleetPlan.of(
         plan,
         gpu=f"{current[0]}:{current[1]}" if current else None,
         layouts=_layouts(plan, result),
         recut=len(result.recut) if result else 0,
-        applications=[each for each in result.applications if app in (None, each.name)] if result else [],
-        search=None if plan.search is None else _show_search(plan.search, app),
+        applications=[*filter(is_shown, result.applications)] if result else [],
+        search=search
+        and search.model_copy(
+            update={"evaluations": [*map(shown, search.evaluations)], "present": shown(search.present)}
+        ),
     )
-
-
-def _show_search(search: apps.FleetSearch, app: str | None) -> apps.FleetSearch:
-    """Return a search, with all applications or with one alone."""
-
-    def shown(evaluation: apps.FleetEvaluation) -> apps.FleetEvaluation:
-        return evaluation.model_copy(
-            update={"applications": [each for each in evaluation.applications if app in (None, each.name)]}
-        )
-
-    evaluations = [shown(each) for each in search.evaluations]
-    return search.model_copy(update={"evaluations": evaluations, "present": shown(search.present)})
 
 
 def _layouts(plan: PlanRecord, result: PartitionResult | None) -> list[list[int]]:
@@ -288,9 +289,10 @@ def _layouts(plan: PlanRecord, result: PartitionResult | None) -> list[list[int]
     return [list(sizes_of(layout)) for layout in result.layouts] if result else []
 
 
-async def show_fleets(queries: Queries, records: list[FleetRecord]) -> list[apps.Fleet]:
+async def show_fleets(queries: Queries, records: list[FleetRecord], caller: Identity) -> list[apps.Fleet]:
+    """Return fleets as a caller sees them: users with the applications of their own tenant alone."""
     names = [record.name for record in records]
-    gpus, users = await queries.fleets.gpus(names), await queries.fleets.apps_of(names)
+    gpus, users = await queries.fleets.gpus(names), await queries.fleets.apps_of(names, caller)
     shown: list[apps.Fleet] = []
     for record in records:
         plan = await queries.fleets.newest_plan(record.name)
@@ -299,11 +301,11 @@ async def show_fleets(queries: Queries, records: list[FleetRecord]) -> list[apps
             apps.Fleet.of(
                 record,
                 is_deleted=record.deleted_at is not None,
-                apps=users.get(record.name, []),
+                apps=[*users[record.name]],
                 gpus=[_show_gpu(state) for state in states],
                 missing_gpus=max(record.spec.gpus - sum(state.is_usable for state in states), 0),
-                detail=_why_it_waits(states) if users.get(record.name) else None,
-                plan=plan and show_plan(plan),
+                detail=_why_it_waits(states) if users[record.name] else None,
+                plan=plan and show_plan(plan, None if caller.is_operator else users[record.name]),
             )
         )
     return shown
@@ -346,7 +348,7 @@ async def _show_apps(queries: Queries, records: list[AppRecord]) -> list[apps.Ap
                 record,
                 is_deleted=record.deleted_at is not None,
                 only_proposes=fleet.only_proposes,
-                plan=plan and show_plan(plan, record.name),
+                plan=plan and show_plan(plan, {record.name: record.created_at}),
                 running=ready,
                 instances=states,
                 traffic=_traffic(seen[record.name], now),

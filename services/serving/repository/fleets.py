@@ -10,6 +10,7 @@ import orjson
 from sqlalchemy import RowMapping, delete, func, insert, select, text, update
 
 from services.contracts.apps import FleetEvaluation, FleetPlanState, FleetPlanTrigger, FleetSearch, FleetSpec
+from services.contracts.identity import Identity
 from services.contracts.serving import InstanceState
 from services.core.domain.mig import placed
 from services.db.gpu_partitions import RELEASE, WANT
@@ -38,8 +39,12 @@ SELECT p.owner, p.node_id, p.gpu, p.sizes, p.state, p.detail, n.devices,
            SELECT FROM unusable_gpus h WHERE h.node_id = p.node_id AND h.gpu = p.gpu) AS is_up,
        (SELECT min(c.job_id) FROM held_devices c
          WHERE c.node_id = p.node_id AND c.gpu = p.gpu
-           AND c.spec #>> '{service,fleet}' IS DISTINCT FROM p.owner) AS used_by
-  FROM gpu_partitions p LEFT JOIN known_nodes n ON n.id = p.node_id
+           AND c.spec #>> '{service,fleet}' IS DISTINCT FROM p.owner) AS used_by,
+       n.id IS NULL OR n.zone = f.spec ->> 'zone' AND n.labels @> coalesce(f.spec -> 'node_labels', '{}')
+           AND NOT EXISTS (SELECT FROM jsonb_array_elements(n.devices) d
+                            WHERE (d ->> 'index')::int = p.gpu AND d ->> 'parent' IS NULL
+                              AND d ->> 'model' <> f.spec ->> 'gpu_model') AS fits
+  FROM gpu_partitions p JOIN fleets f ON f.name = p.owner LEFT JOIN known_nodes n ON n.id = p.node_id
   LEFT JOIN usable_nodes u ON u.id = p.node_id AND u.engine = 'wattshift' AND NOT u.draining
  WHERE p.owner = ANY(CAST(:fleets AS text[])) ORDER BY p.node_id, p.gpu
 """)
@@ -135,6 +140,7 @@ class FleetRows(SpecRows[FleetRecord]):
                     is_up=row["is_up"] and sizes is not None,
                     detail=row["detail"] or "",
                     used_by=row["used_by"],
+                    fits=row["fits"],
                 )
             )
         return found
@@ -239,12 +245,15 @@ class FleetRows(SpecRows[FleetRecord]):
         statement = update(fleet_plans).where(c.fleet == fleet, c.state == FleetPlanState.PROPOSED)
         await self._connection.execute(statement.values(state=FleetPlanState.SUPERSEDED))
 
-    async def apps_of(self, names: Collection[str]) -> dict[str, list[str]]:
-        """Return the names of fleets' applications that are not being deleted, by fleet."""
-        query = select(apps.c.fleet, apps.c.name).where(apps.c.fleet.in_(names), apps.c.deleted_at.is_(None))
-        found: dict[str, list[str]] = defaultdict(list)
-        for fleet, name in await self._connection.execute(query.order_by(apps.c.name)):
-            found[fleet].append(name)
+    async def apps_of(self, names: Collection[str], caller: Identity) -> dict[str, dict[str, datetime]]:
+        """Return when fleets' applications were made that a caller may see and that are not being deleted, by fleet."""
+        c = apps.c
+        query = select(c.fleet, c.name, c.created_at).where(c.fleet.in_(names), c.deleted_at.is_(None))
+        if not caller.is_operator:
+            query = query.where(c.tenant_id == caller.tenant_id)
+        found: dict[str, dict[str, datetime]] = {name: {} for name in names}
+        for fleet, name, created_at in await self._connection.execute(query.order_by(c.name)):
+            found[fleet][name] = created_at
         return found
 
 
