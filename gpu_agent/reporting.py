@@ -25,6 +25,7 @@ from services.contracts.nodes import (
     DeviceInfo,
     DeviceReading,
     EnergyInterval,
+    GpuFault,
     Heartbeat,
     HeartbeatReply,
     NodeRegistration,
@@ -269,10 +270,21 @@ class ReportingAgent:
         while self.settings.health == "on":
             if await self._look_at_health():
                 self._heartbeat_due.set()
-            for fault in self.health.due_probes(shim.clock()):
+            await self._probe_due()
+            await asyncio.sleep(self.settings.health_interval_s)
+
+    async def _probe_due(self) -> None:
+        """Probe the GPUs whose faults may be over, all at once: each probe may take up to its time-out."""
+        due: dict[int, list[GpuFault]] = {}
+        for fault in self.health.due_probes(shim.clock()):
+            due.setdefault(fault.gpu, []).append(fault)
+
+        async def probe(faults: list[GpuFault]) -> None:
+            for fault in faults:
                 if not self._is_held(fault.gpu):
                     await self.health.probe(fault, shim.clock())
-            await asyncio.sleep(self.settings.health_interval_s)
+
+        await asyncio.gather(*map(probe, due.values()))
 
     async def _look_at_health(self) -> bool:
         async with self._device_lock:

@@ -22,8 +22,9 @@ from gpu_agent.agent import Agent
 from gpu_agent.devices.driver import DeadDevice, DeviceError, DeviceEvent, DeviceLostError, Health
 from gpu_agent.devices.simulated import SimulatedDriver
 from gpu_agent.health import GpuHealth
+from gpu_agent.reporting import ReportingAgent
 from gpu_agent.settings import AgentSettings
-from services.contracts.nodes import GpuFaultCause
+from services.contracts.nodes import GpuFault, GpuFaultCause
 from tests.agent.conftest import Node, eventually
 
 RULES: dict[str, Any] = {
@@ -209,6 +210,23 @@ async def test_with_a_probe_gpus_return_when_it_passes(tmp_path: Path) -> None:
     health.look(1_001)
     health.look(2_000)
     assert causes(health) == {1: "lost"}, "its probe has not passed"
+
+
+async def test_a_slow_probe_of_one_gpu_keeps_no_other_from_its_own(tmp_path: Path) -> None:
+    health = a_watch(tmp_path, Gpus({}, [DeviceEvent(gpu, 79) for gpu in range(3)]), probe=["true"], return_s=0)
+    health.look(0)
+    assert sorted(causes(health)) == [0, 1, 2]
+    both, probed = asyncio.Barrier(2), list[int]()
+
+    async def slow(fault: GpuFault, _: float) -> None:
+        async with asyncio.timeout(60):
+            await both.wait()
+        probed.append(fault.gpu)
+
+    agent: Any = SimpleNamespace(health=health, _is_held=lambda gpu: gpu == 1)
+    health.probe = slow
+    await ReportingAgent._probe_due(agent)
+    assert sorted(probed) == [0, 2], "what a gang holds is not probed"
 
 
 async def test_a_rank_that_fails_with_its_gpu_is_reported_with_the_fault(node: Node) -> None:
