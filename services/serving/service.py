@@ -4,30 +4,50 @@ A pool's *revision* counts the changes of the spec that plans and instances are 
 is not part of it: changing that supersedes no plan.
 """
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 from services.contracts import serving
 from services.contracts.codes import ProblemCode
 from services.contracts.identity import Identity
-from services.contracts.invalid import NAME_PATTERN
 from services.contracts.problems import FieldError
 from services.contracts.queries import PageQuery
 from services.kit.problems import ProblemError, conflict
 from services.kit.routes import one_page, read_cursor
 from services.serving.carbon import CarbonZones
+from services.serving.named import ANY_ID, Named
 from services.serving.planning.plans import Plans
 from services.serving.repository import Queries, ServingRepository
+from services.serving.repository.instances import by_state
 from services.serving.repository.pools import PoolRecord
+from services.serving.repository.specs import SpecRows
 
-INSTANCE_ID = r"[a-z]+_[0-9a-z]{26}"
 
-
-class Pools:
+class Pools(Named[PoolRecord, serving.Pool]):
     """What callers may do with pools. Users see their tenant's, operators all."""
 
+    kind = "Pool"
+
     def __init__(self, repository: ServingRepository, zones: CarbonZones, plans: Plans, plan_interval_s: float) -> None:
-        self._repository, self._zones, self._plans = repository, zones, plans
+        super().__init__(repository)
+        self._zones, self._plans = zones, plans
         self._plan_interval = timedelta(seconds=plan_interval_s)
+
+    def _rows(self, queries: Queries) -> SpecRows[PoolRecord]:
+        return queries.pools
+
+    async def _show(self, queries: Queries, records: Sequence[PoolRecord], caller: Identity) -> list[serving.Pool]:
+        names = [each.name for each in records]
+        stale, counts = await queries.pools.stale(names, self._plan_interval), await queries.instances.counts(names)
+        return [
+            serving.Pool.of(
+                each,
+                is_deleted=each.deleted_at is not None,
+                is_plan_stale=each.name in stale,
+                instances=by_state(counts[each.name]),
+            )
+            for each in records
+        ]
 
     async def put(
         self, name: str, spec: serving.PoolSpec, caller: Identity, if_match: str | None = None
@@ -40,14 +60,11 @@ class Pools:
         """
         await self._zones.check({f"/places/{at}": (each.zone, each.signal) for at, each in enumerate(spec.places)})
         async with self._repository.writing() as queries:
-            is_new = if_match is None and await queries.pools.add(name, spec, caller)
-            if is_new:
-                await queries.audit(caller, "pool.created", name)
-            else:
-                pool = await self._locked(queries, name, caller, if_match)
-                await _replace(queries, pool, spec, caller)
-            await _check_models(queries, name, spec)
-            return await queries.pools.show(name, self._plan_interval), is_new
+            if if_match not in (None, "*") and if_match != etag(await self._locked(queries, name, caller)):
+                raise ProblemError(412, ProblemCode.CONFLICT, f"Pool {name} was changed meanwhile; read it again.")
+            pool, is_new = await self._set(queries, name, spec, caller, may_be_new=if_match is None)
+            await _check_models(queries, pool)
+            return pool, is_new
 
     async def set_mode(self, name: str, mode: serving.PlanMode, caller: Identity) -> serving.Pool:
         """Have plans carried out or only proposed from now on.
@@ -57,36 +74,22 @@ class Pools:
         """
         async with self._repository.writing() as queries:
             pool = await self._locked(queries, name, caller)
-            await _replace(queries, pool, serving.PoolSpec.as_stored({**pool.document, "mode": mode}), caller)
-            return await queries.pools.show(name, self._plan_interval)
-
-    async def delete(self, name: str, caller: Identity) -> serving.Pool:
-        """Drain a pool's instances, and then remove it; deleting it again changes nothing.
-
-        Raises:
-            ProblemError: 404 if there is no such pool.
-        """
-        async with self._repository.writing() as queries:
-            pool = await queries.pools.find(name, caller, "update")
-            if pool.deleted_at is None:
-                await queries.pools.mark_deleted(name)
-                await queries.plans.supersede(name)
-                await queries.audit(caller, "pool.deleted", name)
-            return await queries.pools.show(name, self._plan_interval)
-
-    async def find(self, name: str, caller: Identity) -> serving.Pool:
-        """Return a pool with its current state; ``ProblemError``: 404 if there is none that the caller may see."""
-        async with self._repository.reading() as queries:
-            await queries.pools.find(name, caller)
-            return await queries.pools.show(name, self._plan_interval)
+            spec = serving.PoolSpec.as_stored({**pool.document, "mode": mode})
+            return (await self._set(queries, name, spec, caller, may_be_new=False))[0]
 
     async def page(self, query: PageQuery, caller: Identity) -> serving.PoolList:
         """Return one page of pools, by name; ``ProblemError``: 422 for an invalid cursor."""
-        async with self._repository.reading() as queries:
-            after = read_cursor(query.cursor, NAME_PATTERN)
-            found = await queries.pools.show_page(self._plan_interval, after, query.limit + 1, caller)
-        items, cursor = one_page(found, query.limit, lambda pool: pool.name)
-        return serving.PoolList(items=items, next_cursor=cursor)
+        return serving.PoolList(**await self._page(query, caller))
+
+    async def _before_deletion(self, queries: Queries, record: PoolRecord) -> None:
+        if record.deleted_at is None:
+            await queries.plans.supersede(record.name)
+
+    async def _replace(self, queries: Queries, record: PoolRecord, spec: serving.PoolSpec, caller: Identity) -> None:
+        is_revised = spec.model_copy(update={"mode": record.spec.mode}) != record.spec
+        revision = record.revision + is_revised
+        await queries.pools.set_spec(record.name, spec, revision=revision)
+        await queries.audit(caller, "pool.changed", record.name, revision=revision, mode=str(spec.mode))
 
     async def instances(self, name: str, query: serving.InstanceQuery, caller: Identity) -> serving.InstanceList:
         """Return one page of a pool's instances, newest first.
@@ -96,7 +99,7 @@ class Pools:
         """
         async with self._repository.reading() as queries:
             pool = await queries.pools.find(name, caller)
-            before = read_cursor(query.cursor, INSTANCE_ID)
+            before = read_cursor(query.cursor, ANY_ID)
             found = await queries.instances.page(pool, states=query.state, before=before, limit=query.limit + 1)
             clocks = await queries.clocks.now([each.job_id for each in found if each.job_id is not None])
         found = [each.model_copy(update={"clock": clocks.get(each.job_id or "")}) for each in found]
@@ -111,7 +114,7 @@ class Pools:
         """
         async with self._repository.reading() as queries:
             pool = await queries.pools.find(name, caller)
-            position = read_cursor(query.cursor, rf"[0-9]{{1,11}}\.{INSTANCE_ID}")
+            position = read_cursor(query.cursor, rf"[0-9]{{1,11}}\.{ANY_ID}")
             found = await queries.clocks.history(pool, query, _minute_of(position) if position else None)
         items, cursor = one_page(found, query.limit, lambda each: f"{each.start_at.timestamp():.0f}.{each.instance}")
         return serving.ClockHistory(items=items, next_cursor=cursor)
@@ -153,16 +156,8 @@ class Pools:
             await queries.pools.find(name, caller)
         return await self._plans.page(name, query)
 
-    async def _locked(self, queries: Queries, name: str, caller: Identity, if_match: str | None = None) -> PoolRecord:
-        pool = await queries.pools.find(name, caller, "update")
-        if pool.deleted_at is not None:
-            raise conflict(f"Pool {name} is being deleted; its instances are drained.")
-        if if_match not in (None, "*", etag(await queries.pools.show(name, self._plan_interval))):
-            raise ProblemError(412, ProblemCode.CONFLICT, f"Pool {name} was changed meanwhile; read it again.")
-        return pool
 
-
-def etag(pool: serving.Pool) -> str:
+def etag(pool: serving.Pool | PoolRecord) -> str:
     return f'"{pool.revision}-{pool.spec.mode}"'
 
 
@@ -171,22 +166,10 @@ def _minute_of(position: str) -> tuple[datetime, str]:
     return datetime.fromtimestamp(int(at_s), UTC), instance
 
 
-async def _replace(queries: Queries, pool: PoolRecord, spec: serving.PoolSpec, caller: Identity) -> None:
-    """Replace the spec of a pool whose row is locked, if it differs."""
-    before = pool.spec
-    if spec == before:
-        return
-    is_revised = spec.model_copy(update={"mode": before.mode}) != before
-    revision = pool.revision + is_revised
-    await queries.pools.set_spec(pool.name, spec, revision=revision)
-    await queries.audit(caller, "pool.changed", pool.name, revision=revision, mode=str(spec.mode))
-
-
-async def _check_models(queries: Queries, name: str, spec: serving.PoolSpec) -> None:
+async def _check_models(queries: Queries, pool: serving.Pool) -> None:
     """Refuse a model that another pool of the same tenant serves: a request could go to either."""
-    tenant = await queries.routing.tenant_of(name) if spec.models else None
-    taken = None if tenant is None else await queries.routing.other_pool_of(name, spec.models, tenant)
+    models = pool.spec.models
+    taken = await queries.routing.other_pool_of(pool.name, models, pool.tenant_id) if models else None
     if taken is not None:
         detail = f"Pool {taken[0]} serves the model {taken[1]}; a model is served by one pool of a tenant."
-        pointer = FieldError(pointer="/models", detail=detail)
-        raise conflict(detail, errors=[pointer])
+        raise conflict(detail, errors=[FieldError(pointer="/models", detail=detail)])

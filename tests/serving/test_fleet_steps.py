@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.contracts.apps import FleetPlanState
 from services.contracts.serving import InstanceState
 from services.core.policies.clover.layouts import LAYOUTS
 from services.serving.fleets.assignment import (
@@ -23,13 +24,12 @@ from services.serving.fleets.assignment import (
     fitting,
     layout_of,
     ordered,
-    read_assignment,
     sizes_of,
     slots_of,
-    write_assignment,
 )
 from services.serving.fleets.problem import PlannedApp, SlaModel
-from services.serving.fleets.steps import KeepsSla, Limits, NextStep, Outcome, Progress, at_rest, carry_out
+from services.serving.fleets.steps import KeepsSla, Limits, NextStep, Progress, at_rest, carry_out
+from services.serving.repository.fleets import STORED_ASSIGNMENT, STORED_PROGRESS
 from tests.serving.fleets import an_app
 
 LIMITS = Limits(cut_s=60, start_s=300, wait_s=900)
@@ -100,8 +100,8 @@ class World:
         """Carry a plan out to its end."""
         for _ in range(500):
             step = carry_out(
-                Progress.read(progress.document()),
-                read_assignment(write_assignment(self.assignment)),
+                STORED_PROGRESS.validate_python(STORED_PROGRESS.dump_python(progress, mode="json")),
+                STORED_ASSIGNMENT.validate_python(STORED_ASSIGNMENT.dump_python(self.assignment, mode="json")),
                 self.gpus,
                 self.instances,
                 keeps_sla,
@@ -167,7 +167,7 @@ def test_every_plan_is_carried_out_one_gpu_at_a_time(
 
     step = world.run(progress)
 
-    assert step.outcome is Outcome.APPLIED
+    assert step.outcome is FleetPlanState.APPLIED
     assert world.there() == wanted
     assert {gpu: state.sizes for gpu, state in world.gpus.items()} == layouts
     assert Counter(kind for kinds in world.assignment.values() for kind in kinds) == wanted
@@ -179,7 +179,7 @@ def test_what_stays_on_a_gpu_is_not_touched() -> None:
     layouts = {("n0", 0): (3, 2, 2), ("n0", 1): (4, 3)}
     wanted = {("a", "big", "4g"): 1, ("a", "big", "3g"): 1, ("a", "small", "3g"): 1, ("a", "small", "2g"): 2}
 
-    assert world.run(a_plan(world, layouts, wanted)).outcome is Outcome.APPLIED
+    assert world.run(a_plan(world, layouts, wanted)).outcome is FleetPlanState.APPLIED
 
     assert before <= {each.id for each in world.instances}
 
@@ -190,7 +190,7 @@ def test_a_gpu_that_cannot_be_spared_is_waited_for_and_the_plan_given_up_at_last
 
     step = world.run(progress, lambda wanted: "a" if sum(wanted.values()) < 2 else None)
 
-    assert (step.outcome, step.detail) == (Outcome.FAILED, "No GPU could be spared within the SLA of a.")
+    assert (step.outcome, step.detail) == (FleetPlanState.FAILED, "No GPU could be spared within the SLA of a.")
     assert world.there() == {("a", "big", "7g"): 2}
 
 
@@ -201,7 +201,7 @@ def test_an_application_that_is_late_already_waits_for_no_gpu_that_nobody_can_sp
 
     step = world.run(progress, lambda wanted: "a" if sum(wanted.values()) < 2 else None)
 
-    assert (step.outcome, world.there()) == (Outcome.APPLIED, {("a", "small", "4g"): 2})
+    assert (step.outcome, world.there()) == (FleetPlanState.APPLIED, {("a", "small", "4g"): 2})
 
 
 def test_instances_that_stay_on_a_gpu_count_while_others_on_it_are_replaced() -> None:
@@ -210,7 +210,7 @@ def test_instances_that_stay_on_a_gpu_count_while_others_on_it_are_replaced() ->
 
     step = world.run(a_plan(world, {("n0", 0): (4, 3)}, wanted), lambda rest: None if rest["a", "big", "4g"] else "a")
 
-    assert (step.outcome, world.there()) == (Outcome.APPLIED, wanted)
+    assert (step.outcome, world.there()) == (FleetPlanState.APPLIED, wanted)
 
 
 def all_but(world: World, *gone: Gpu) -> World:
@@ -233,7 +233,7 @@ def test_a_new_instance_is_ready_before_the_one_beside_it_on_the_gpu_leaves() ->
 
     step = world.run(a_plan(world, {("n0", 0): (4, 3)}, {("a", "small", "4g"): 1}), needs_one)
 
-    assert (step.outcome, world.there()) == (Outcome.APPLIED, {("a", "small", "4g"): 1})
+    assert (step.outcome, world.there()) == (FleetPlanState.APPLIED, {("a", "small", "4g"): 1})
     assert world.least_ready == 1
 
 
@@ -247,7 +247,7 @@ def test_a_free_gpu_helps_out_while_the_only_other_one_is_cut(late: frozenset[st
 
     step = world.run(progress, needs_one)
 
-    assert (step.outcome, world.there()) == (Outcome.APPLIED, {("a", "small", "4g"): 1})
+    assert (step.outcome, world.there()) == (FleetPlanState.APPLIED, {("a", "small", "4g"): 1})
     assert world.least_ready == 1
 
 
@@ -259,7 +259,7 @@ def test_a_helper_that_does_not_come_up_ends_the_plan_and_what_ran_runs_on() -> 
     step = world.run(a_plan(world, {("n0", 0): (4, 3), ("n0", 1): ()}, {("a", "small", "4g"): 1}), needs_one)
 
     assert (step.outcome, step.detail) == (
-        Outcome.FAILED,
+        FleetPlanState.FAILED,
         "Variant large of a on 7g was not ready to help out within 900 s.",
     )
     assert world.there() == {("a", "big", "7g"): 1}
@@ -283,7 +283,7 @@ def test_an_outdated_plan_finishes_the_gpu_that_is_open_and_opens_no_other() -> 
         arguments = given, world.assignment, world.gpus, world.instances, lambda _: None, world.now_s, LIMITS
         steps.append(carry_out(*arguments, is_outdated=bool(steps)))
         world.obey(steps[-1])
-    assert steps[-1].outcome is Outcome.SUPERSEDED
+    assert steps[-1].outcome is FleetPlanState.SUPERSEDED
     assert world.there() == {("a", "small", "4g"): 1, ("a", "big", "7g"): 1}
 
 
@@ -294,7 +294,7 @@ def test_a_gpu_that_cannot_be_cut_goes_back_to_what_it_was() -> None:
 
     step = world.run(progress)
 
-    assert step.outcome is Outcome.FAILED
+    assert step.outcome is FleetPlanState.FAILED
     assert step.detail == "GPU 1 of node n0 could not be cut into 4g,3g: the driver says no."
     for _ in range(3):
         world.obey(at_rest(world.assignment, world.gpus, world.instances))
@@ -310,7 +310,7 @@ def test_an_instance_that_does_not_come_up_ends_the_plan() -> None:
     step = world.run(progress)
 
     assert (step.outcome, step.detail) == (
-        Outcome.FAILED,
+        FleetPlanState.FAILED,
         "Variant small of a on 3g was not ready on GPU 0 of node n0 within 300 s.",
     )
     assert world.there()["a", "big", "7g"] == 1, "the other GPU was left alone"
@@ -323,7 +323,7 @@ def test_a_lost_gpu_supersedes_the_plan_and_its_instances_leave_first() -> None:
 
     step = world.run(progress)
 
-    assert (step.outcome, step.wanted) == (Outcome.SUPERSEDED, Counter({("a", "big", "7g"): 1}))
+    assert (step.outcome, step.wanted) == (FleetPlanState.SUPERSEDED, Counter({("a", "big", "7g"): 1}))
     assert world.there() == {("a", "big", "7g"): 1}
     assert {each.gpu for each in world.instances} == {("n0", 0)}
 
@@ -362,7 +362,7 @@ def test_an_instance_that_runs_where_another_gpu_has_a_place_for_its_kind_moves_
     )
     progress = Progress({first: sevens, second: ()}, {first: (small,), second: (big,)}, 0.0)
     step = world.run(progress)
-    assert step.outcome is Outcome.APPLIED
+    assert step.outcome is FleetPlanState.APPLIED
     assert {each.gpu: each.kind for each in world.instances} == {first: small, second: big}
 
 

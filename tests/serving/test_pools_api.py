@@ -389,3 +389,11 @@ async def test_the_clocks_of_an_earlier_pool_of_the_name_are_not_shown(api: Pool
     await api.database.execute("UPDATE pool_instances SET created_at = '2026-01-01' WHERE id = $1", instance)
 
     assert (await api.call("GET", "/again/clocks")).json()["items"] == []
+
+
+async def test_what_a_later_release_adds_to_a_stored_spec_is_not_shown(api: PoolApi) -> None:
+    made = await api.made("of-next-year")
+    await api.database.execute("""UPDATE pools SET spec = spec || '{"more": 1}' WHERE name = 'of-next-year'""")
+    found = await api.call("GET", "/of-next-year")
+    assert (found.status_code, found.json()["spec"]) == (200, made["spec"])
+    assert (await api.call("GET", "?limit=100")).status_code == 200

@@ -3,7 +3,9 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BeforeValidator, PlainSerializer
 
 from services.contracts.serving import InstanceState
 from services.core.policies.clover.layouts import LAYOUT_COUNTS, LAYOUTS, counts_of
@@ -11,7 +13,20 @@ from services.core.policies.clover.layouts import LAYOUT_COUNTS, LAYOUTS, counts
 Gpu = tuple[str, int]  #: Node and index
 Sizes = tuple[int, ...]  #: Slices of a GPU in sevenths, the largest first; none: it is whole
 Kind = tuple[str, str, str]  #: Application, variant and slice, the slice as ``2g``; ``7g`` is a whole GPU
-Assignment = Mapping[Gpu, tuple[Kind, ...]]
+
+
+def _by_gpu(triples: Iterable[tuple[str, int, Any]]) -> dict[Gpu, Any]:
+    return {(node, gpu): value for node, gpu, value in triples}
+
+
+def _triples(by_gpu: Mapping[Gpu, Any]) -> list[Any]:
+    return [[*gpu, value] for gpu, value in sorted(by_gpu.items())]
+
+
+V = TypeVar("V")
+ByGpu = Annotated[Mapping[Gpu, V], BeforeValidator(_by_gpu), PlainSerializer(_triples)]
+"""Stored as triples of node, index and value."""
+Assignment = ByGpu[tuple[Kind, ...]]
 
 WHOLE = "7g"
 UNKNOWN: Sizes = (0,)
@@ -144,13 +159,3 @@ def base(
 def with_base_of(newcomers: Iterable[Kind], free: Iterable[Gpu], present: Assignment) -> dict[Gpu, tuple[Kind, ...]]:
     """Return the assignment with one instance of each newcomer added on a free GPU, as long as these last."""
     return {**present, **{gpu: (kind,) for gpu, kind in zip(free, newcomers, strict=False)}}
-
-
-def read_assignment(document: Sequence[Any]) -> dict[Gpu, tuple[Kind, ...]]:
-    return {
-        (node, gpu): tuple((app, variant, slice_) for app, variant, slice_ in kinds) for node, gpu, kinds in document
-    }
-
-
-def write_assignment(assignment: Assignment) -> list[Any]:
-    return [[node, gpu, [list(kind) for kind in kinds]] for (node, gpu), kinds in sorted(assignment.items())]

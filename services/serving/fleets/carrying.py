@@ -83,7 +83,7 @@ class Carrier:
                     plan, FleetPlanState.CARRYING_OUT, progress=step.progress, detail=step.detail
                 )
         else:
-            log.info(f"fleet.plan_{step.outcome.name.lower()}", fleet=record.name, plan=plan.id, detail=step.detail)
+            log.info(f"fleet.plan_{step.outcome}", fleet=record.name, plan=plan.id, detail=step.detail)
         return step
 
     def limits(self, fleet: FleetState) -> Limits:
@@ -119,10 +119,7 @@ class Carrier:
 
     async def refuse(self, fleet: FleetState, trigger: FleetPlanTrigger, gco2_per_kwh: float, detail: str) -> None:
         """Record a plan that failed before the optimizer could be asked."""
-        plan_id = new_id("plan")
-        await fleet.rows.add_plan(plan_id, fleet.record.name, trigger, fleet.basis, gco2_per_kwh)
-        plan = await fleet.rows.plan(fleet.record.name, plan_id)
-        assert plan is not None
+        plan = await fleet.rows.add_plan(new_id("plan"), fleet.record.name, trigger, fleet.basis, gco2_per_kwh)
         await self.fail(fleet, plan, detail)
 
     async def forgive(self, fleet: FleetState) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
-from services.contracts.apps import FleetEvaluation, FleetPlanState, FleetSearch
+from services.contracts.apps import AppEvaluation, FleetEvaluation, FleetPlanState, FleetSearch
 from services.contracts.partition import PartitionProblem, PartitionResult
 from services.contracts.schema import Message
 from services.contracts.serving import InstanceState
@@ -25,7 +25,7 @@ from services.serving.fleets.assignment import Kind
 from services.serving.fleets.carrying import Carrier, progress_of, write_targets
 from services.serving.fleets.problem import idle_w_of
 from services.serving.fleets.state import REPORT_S, FleetState, of_apps
-from services.serving.fleets.steps import LEAVING, NextStep, Outcome, at_rest
+from services.serving.fleets.steps import LEAVING, NextStep, at_rest
 from services.serving.fleets.triggers import LEAST_ANSWERS
 from services.serving.repository.fleets import PlanRecord
 
@@ -104,9 +104,9 @@ class Evaluator:
 
     async def carried_out(self, step: NextStep) -> None:
         """Handle the outcome of bringing up a configuration during a search."""
-        if step.outcome is Outcome.APPLIED:
+        if step.outcome is FleetPlanState.APPLIED:
             await self._change(FleetPlanState.MEASURING, detail=None)
-        elif step.outcome is Outcome.FAILED:
+        elif step.outcome is FleetPlanState.FAILED:
             await self._unmeasured(step.detail, is_in_force=False)
         else:
             await self.supersede(step.detail or "")
@@ -185,7 +185,7 @@ class Evaluator:
         planned = measuring.configuration_of(PartitionResult.as_stored(self.plan.result).applications, searches)
         try:
             following = measuring.next_step(search, searches, planned, blocked, fleet.now, fleet.record.spec.search_s)
-            if isinstance(following, measuring.Try):
+            if not isinstance(following, measuring.End):
                 await self._bring_up(search, following)
                 return
         except DomainError as error:
@@ -207,12 +207,12 @@ class Evaluator:
             self.plan = await self.carrier.applied(fleet, self.plan)
             return
         try:
-            await self._bring_up(search, measuring.Try(measuring.evaluations_of(end.chosen, searches)))
+            await self._bring_up(search, measuring.evaluations_of(end.chosen, searches))
         except DomainError as error:
             self.plan = await self.carrier.fail(fleet, self.plan, f"What was chosen has no room: {error}.", result)
 
-    async def _bring_up(self, search: FleetSearch, following: measuring.Try) -> None:
-        present = FleetEvaluation(begun_at=self.fleet.now, applications=following.applications)
+    async def _bring_up(self, search: FleetSearch, following: list[AppEvaluation]) -> None:
+        present = FleetEvaluation(begun_at=self.fleet.now, applications=following)
         progress = progress_of(measuring.kinds_in(present), self.plan, self.fleet)
         recut = sum(self.fleet.gpus[gpu].sizes != sizes for gpu, sizes in progress.layouts.items())
         search = _with(search, present=_with(present, recut=recut))

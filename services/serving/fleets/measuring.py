@@ -47,13 +47,6 @@ class Window:
 
 
 @dataclass(frozen=True)
-class Try:
-    """A configuration to bring up and measure."""
-
-    applications: list[AppEvaluation]
-
-
-@dataclass(frozen=True)
 class End:
     """The end of a search: why it ended, and what should run from then on."""
 
@@ -200,8 +193,8 @@ def next_step(
     blocked: str | None,
     now: datetime,
     limit_s: float,
-) -> Try | End:
-    """Return what follows an evaluation.
+) -> list[AppEvaluation] | End:
+    """Return what follows an evaluation: the configuration to bring up and measure next, or the end.
 
     Args:
         search: What was measured, including the last evaluation.
@@ -227,10 +220,10 @@ def next_step(
     if not tried:
         return End("The search ended by its rules: nothing better was found any more.", best)
     if blocked is None:
-        return Try(evaluations_of({**best, **tried}, searches, tried))
+        return evaluations_of({**best, **tried}, searches, tried)
     if configuration_of(search.present.applications, searches) == best:
         return End(blocked, best)
-    return Try(evaluations_of(best, searches))
+    return evaluations_of(best, searches)
 
 
 def _following(search: FleetSearch, name: str, of: MeasuredSearch) -> tuple[ConfigGraph | None, ConfigGraph]:

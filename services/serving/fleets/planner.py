@@ -40,7 +40,7 @@ from services.serving.fleets.state import (
     read_fleet,
     why_only_proposes,
 )
-from services.serving.fleets.steps import Outcome, Progress, at_rest
+from services.serving.fleets.steps import Progress, at_rest
 from services.serving.fleets.triggers import Present, trigger_of
 from services.serving.repository import Queries, ServingRepository
 from services.serving.repository.fleets import FleetRecord, PlanRecord
@@ -212,7 +212,6 @@ class FleetPlanner:
         except ValidationError as error:
             await self._carrier.refuse(fleet, trigger, gco2, str(error.errors()[0]["msg"]))
             return
-        await fleet.rows.supersede_proposals(record.name)
         await fleet.rows.add_plan(
             plan_id, record.name, trigger, fleet.basis, gco2, problem=request.model_dump(mode="json")
         )
@@ -224,7 +223,6 @@ class FleetPlanner:
         after = base(fleet.up, _loads(fleet), of_apps(record.assignment, fleet))
         progress = Progress(dict.fromkeys(fleet.up, ()), after, fleet.now.timestamp())
         plan_id = new_id("plan")
-        await fleet.rows.supersede_proposals(record.name)
         await fleet.rows.add_plan(plan_id, record.name, trigger, fleet.basis, gco2, progress=progress)
         log.info("fleet.planned", fleet=record.name, plan=plan_id, trigger=trigger.value, scheme="base")
 
@@ -286,9 +284,9 @@ class FleetPlanner:
             return
         if plan.search is not None and plan.search.ended_at is None:
             await Evaluator(self._carrier, fleet, plan).carried_out(step)
-        elif step.outcome is Outcome.FAILED:
+        elif step.outcome is FleetPlanState.FAILED:
             await self._carrier.fail(fleet, plan, step.detail or "")
-        elif step.outcome is Outcome.APPLIED:
+        elif step.outcome is FleetPlanState.APPLIED:
             await self._carrier.applied(fleet, plan)
         else:
             await fleet.rows.change_plan(plan, FleetPlanState.SUPERSEDED, detail=step.detail)

@@ -13,12 +13,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum, auto
 from typing import Any
 
+from services.contracts.apps import FleetPlanState
 from services.contracts.serving import InstanceState
 from services.serving.fleets.assignment import (
     Assignment,
+    ByGpu,
     Gpu,
     GpuState,
     Kind,
@@ -26,9 +27,7 @@ from services.serving.fleets.assignment import (
     Sizes,
     fitting,
     ordered,
-    read_assignment,
     slots_of,
-    write_assignment,
 )
 
 KeepsSla = Callable[[Counter[Kind]], str | None]
@@ -41,7 +40,7 @@ LEAVING = (InstanceState.DRAINING, InstanceState.STOPPING)
 class Progress:
     """How far a plan has come."""
 
-    layouts: Mapping[Gpu, Sizes]  #: How the GPUs are to be cut
+    layouts: ByGpu[Sizes]  #: How the GPUs are to be cut
     after: Assignment  #: Which instances belong on them afterwards
     since_s: float  #: When the open GPU was opened, or the one before it was done; UTC seconds
     done: frozenset[Gpu] = frozenset()  #: The GPUs that are as planned
@@ -49,40 +48,6 @@ class Progress:
     former: Sizes = ()  #: How it was cut before
     cut_since_s: float | None = None  #: When the last instance left the open GPU; None before that
     helpers: frozenset[Gpu] = frozenset()  #: Free GPUs that help out
-
-    def document(self) -> dict[str, Any]:
-        return {
-            "layouts": [[node, gpu, list(sizes)] for (node, gpu), sizes in sorted(self.layouts.items())],
-            "after": write_assignment(self.after),
-            "done": [list(gpu) for gpu in sorted(self.done)],
-            "current": self.current and list(self.current),
-            "former": list(self.former),
-            "since_s": self.since_s,
-            "cut_since_s": self.cut_since_s,
-            "helpers": [list(gpu) for gpu in sorted(self.helpers)],
-        }
-
-    @classmethod
-    def read(cls, document: Mapping[str, Any]) -> Progress:
-        current = document["current"]
-        return cls(
-            layouts={(node, gpu): tuple(sizes) for node, gpu, sizes in document["layouts"]},
-            after=read_assignment(document["after"]),
-            done=frozenset((node, gpu) for node, gpu in document["done"]),
-            current=None if current is None else (current[0], current[1]),
-            former=tuple(document["former"]),
-            since_s=document["since_s"],
-            cut_since_s=document["cut_since_s"],
-            helpers=frozenset((node, gpu) for node, gpu in document.get("helpers", ())),
-        )
-
-
-class Outcome(Enum):
-    """How a plan ended."""
-
-    APPLIED = auto()
-    FAILED = auto()
-    SUPERSEDED = auto()
 
 
 @dataclass(frozen=True)
@@ -103,7 +68,7 @@ class NextStep:
     leave: frozenset[str]  #: Instances that leave before others of their kind
     cut: tuple[Gpu, Sizes] | None = None  #: A GPU and how it is to be cut, if that must be written now
     progress: Progress | None = None  #: How far the plan has come; None once it has ended
-    outcome: Outcome | None = None  #: How it ended
+    outcome: FleetPlanState | None = None  #: How it ended
     detail: str | None = None  #: Why it waits or failed
 
 
@@ -127,7 +92,7 @@ class _Now:
         return at_rest(assignment, self.gpus, self.instances)
 
     def failed(self, assignment: Assignment, detail: str, **more: Any) -> NextStep:
-        return replace(self.rest(assignment), outcome=Outcome.FAILED, detail=detail, **more)
+        return replace(self.rest(assignment), outcome=FleetPlanState.FAILED, detail=detail, **more)
 
 
 def carry_out(
@@ -157,7 +122,7 @@ def carry_out(
     lost = next((gpu for gpu in sorted(progress.layouts) if not _is_up(gpus, gpu)), None)
     if lost is not None:
         detail = f"{named(lost)} was lost before the plan was in force."
-        return replace(now.rest(assignment), outcome=Outcome.SUPERSEDED, detail=detail)
+        return replace(now.rest(assignment), outcome=FleetPlanState.SUPERSEDED, detail=detail)
     present = dict(assignment)
     if progress.current is not None:
         step = _go_on(progress, present, now)
@@ -168,7 +133,7 @@ def carry_out(
             progress, done=progress.done | {progress.current}, current=None, since_s=now_s, cut_since_s=None
         )
     if is_outdated:
-        return replace(now.rest(present), outcome=Outcome.SUPERSEDED, detail="A newer plan was due.")
+        return replace(now.rest(present), outcome=FleetPlanState.SUPERSEDED, detail="A newer plan was due.")
     changing: list[Gpu] = []
     for gpu in sorted(set(progress.layouts) - progress.done):
         is_as_planned = not _surplus(on(gpu, instances), progress.after[gpu]) and gpu not in progress.helpers
@@ -183,7 +148,7 @@ def carry_out(
     if progress.helpers - progress.done and not _ready(rest.wanted, instances):
         if now_s - progress.since_s > limits.wait_s:
             detail = f"{_missing(rest.wanted, instances)} was not ready to help out within {limits.wait_s:.0f} s."
-            return replace(rest, outcome=Outcome.FAILED, detail=detail)
+            return replace(rest, outcome=FleetPlanState.FAILED, detail=detail)
         return replace(rest, progress=progress, detail="It waits for an instance on a free GPU to help out.")
     held: str | None = None
     spared: Gpu | None = None  # the first that only an application whose answers are late already holds
@@ -208,7 +173,7 @@ def carry_out(
     if spared is not None:
         return _opened(spared, progress, present, now)
     if now_s - progress.since_s > limits.wait_s:
-        return replace(rest, outcome=Outcome.FAILED, detail=f"No GPU could be spared within the SLA of {held}.")
+        return replace(rest, outcome=FleetPlanState.FAILED, detail=f"No GPU could be spared within the SLA of {held}.")
     return replace(rest, progress=progress, detail=f"It waits until a GPU can be spared within the SLA of {held}.")
 
 
@@ -252,7 +217,7 @@ def _go_on(progress: Progress, present: Assignment, now: _Now) -> NextStep | Non
         if not is_late:
             return step
         assigned, detail = {**present, gpu: progress.after[gpu]}, f"{_missing(wanted, now.instances)} {was_not_ready}"
-        return replace(step, assignment=assigned, progress=None, outcome=Outcome.FAILED, detail=detail)
+        return replace(step, assignment=assigned, progress=None, outcome=FleetPlanState.FAILED, detail=detail)
     if not there and progress.cut_since_s is None:
         progress = replace(progress, cut_since_s=now.s)
     cut_s = 0.0 if progress.cut_since_s is None else now.s - progress.cut_since_s
@@ -272,10 +237,10 @@ def _go_on(progress: Progress, present: Assignment, now: _Now) -> NextStep | Non
 def _finish(progress: Progress, present: Assignment, now: _Now) -> NextStep:
     rest = now.rest(present)
     if _ready(rest.wanted, now.instances):
-        return replace(rest, outcome=Outcome.APPLIED)
+        return replace(rest, outcome=FleetPlanState.APPLIED)
     if now.s - progress.since_s > now.limits.start_s:
         detail = f"{_missing(rest.wanted, now.instances)} was not ready within {now.limits.start_s:.0f} s."
-        return replace(rest, outcome=Outcome.FAILED, detail=detail)
+        return replace(rest, outcome=FleetPlanState.FAILED, detail=detail)
     return replace(rest, progress=progress)
 
 

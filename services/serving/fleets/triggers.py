@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from services.contracts.apps import FleetPlanState, FleetPlanTrigger
 from services.serving.fleets.assignment import Gpu
@@ -20,10 +19,8 @@ class Basis:
 
     revisions: Mapping[str, int]  #: Revisions of its applications by name, and of the fleet under the empty name
     gpus: Sequence[Gpu]  #: The GPUs that were up
-    ordered: bool = False  #: Whether an order of the grid was in force in the fleet's zone
-
-    def document(self) -> dict[str, Any]:
-        return {"revisions": dict(self.revisions), "gpus": [list(gpu) for gpu in self.gpus], "ordered": self.ordered}
+    ordered: bool = False
+    """Whether an order of the grid was in force in the fleet's zone; releases up to 0.1 did not say it."""
 
     def is_same(self, other: Basis) -> bool:
         """Return whether nothing has changed; the order of GPUs does not matter."""
@@ -37,11 +34,6 @@ class Basis:
             and self.revisions == known
             and set(self.gpus) == set(other.gpus)
         )
-
-    @classmethod
-    def read(cls, document: Mapping[str, Any]) -> Basis:
-        gpus = [(node, gpu) for node, gpu in document["gpus"]]
-        return cls(document["revisions"], gpus, document.get("ordered", False))  # releases up to 0.1 did not say it
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import RowMapping, delete, func, select, text
+from sqlalchemy import RowMapping, delete, select, text
 from sqlalchemy.dialects.postgresql import insert as upsert
 
 from services.contracts.apps import AppInstance, AppObservation, AppObservations, AppSpec
@@ -175,16 +175,6 @@ class AppRows(SpecRows[AppRecord]):
             variant, size = variant_and_slice(row["mode"])
             shown = {name: value for name, value in row.items() if name != "mode"}
             found.append(AppInstance.model_validate({**shown, "variant": variant, "slice": size}))
-        return found
-
-    async def counts(self, names: Collection[str]) -> dict[str, dict[tuple[InstanceState, str], int]]:
-        """Return how many instances each application has, by state and mode; those that ended are left out."""
-        c = pool_instances.c
-        keys = [APP_PREFIX + name for name in names]
-        query = select(c.pool, c.state, c.mode, func.count()).where(c.pool.in_(keys), c.state != InstanceState.ENDED)
-        found: dict[str, dict[tuple[InstanceState, str], int]] = {name: {} for name in names}
-        for key, state, mode, count in await self._connection.execute(query.group_by(c.pool, c.state, c.mode)):
-            found[key.removeprefix(APP_PREFIX)][InstanceState(state), mode] = count
         return found
 
     # What routers saw

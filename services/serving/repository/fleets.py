@@ -7,10 +7,12 @@ from datetime import datetime
 from typing import Any
 
 import orjson
-from sqlalchemy import RowMapping, delete, func, insert, select, text, update
+from pydantic import TypeAdapter
+from sqlalchemy import RowMapping, Select, delete, func, insert, or_, select, text, update
 
 from services.contracts.apps import FleetEvaluation, FleetPlanState, FleetPlanTrigger, FleetSearch, FleetSpec
 from services.contracts.identity import Identity
+from services.contracts.routing import EVERY_TENANT
 from services.contracts.serving import InstanceState
 from services.core.domain.mig import placed
 from services.db.gpu_partitions import RELEASE, WANT
@@ -23,14 +25,13 @@ from services.serving.fleets.assignment import (
     Placed,
     Sizes,
     ordered,
-    read_assignment,
-    write_assignment,
 )
 from services.serving.fleets.steps import Progress
 from services.serving.fleets.triggers import Basis, LastPlan
 from services.serving.instances import APP_PREFIX
 from services.serving.repository.specs import SpecRows, record_of
 
+STORED_ASSIGNMENT, STORED_BASIS, STORED_PROGRESS = TypeAdapter(Assignment), TypeAdapter(Basis), TypeAdapter(Progress)
 ACTIVE = (FleetPlanState.SOLVING, FleetPlanState.MEASURING, FleetPlanState.CARRYING_OUT)
 
 GPUS = text("""
@@ -106,15 +107,22 @@ class FleetRows(SpecRows[FleetRecord]):
     table, what = fleets, "fleet"
 
     def _record(self, row: RowMapping) -> FleetRecord:
-        assignment = read_assignment(row["assignment"])
+        assignment = STORED_ASSIGNMENT.validate_python(row["assignment"])
         return record_of(FleetRecord, row, spec=FleetSpec.as_stored(row["spec"]), assignment=assignment)
+
+    def _seen(self, query: Select[Any], caller: Identity | None) -> Select[Any]:
+        """Leave out the fleets that no application of the caller's tenant may use."""
+        if caller is None or caller.is_operator:
+            return query
+        tenants = fleets.c.spec["tenants"]
+        return query.where(or_(tenants.contains([EVERY_TENANT]), tenants.contains([caller.tenant_id])))
 
     async def names(self) -> list[str]:
         return list((await self._connection.execute(select(fleets.c.name).order_by(fleets.c.name))).scalars())
 
     async def set_assignment(self, name: str, assignment: Assignment) -> None:
         """Write which instances belong on which GPU."""
-        await self.change(name, assignment=write_assignment(assignment))
+        await self.change(name, assignment=STORED_ASSIGNMENT.dump_python(assignment, mode="json"))
 
     async def remove(self, name: str) -> None:
         await self._connection.execute(delete(fleet_plans).where(fleet_plans.c.fleet == name))
@@ -190,13 +198,11 @@ class FleetRows(SpecRows[FleetRecord]):
         c = fleet_plans.c
         # Neither ids nor times tell when the clock was set back; but the next is made when the last one is over.
         order = (c.state.in_(ACTIVE).desc(), c.made_at.desc(), c.id.desc())
-        query = select(fleet_plans).where(c.fleet == fleet).order_by(*order).limit(1)
-        row = await self._row(query)
+        row = await self._row(select(fleet_plans).where(c.fleet == fleet).order_by(*order).limit(1))
         return None if row is None else _plan(row)
 
     async def plan(self, fleet: str, plan_id: str) -> PlanRecord | None:
-        query = select(fleet_plans).where(fleet_plans.c.fleet == fleet, fleet_plans.c.id == plan_id)
-        row = await self._row(query)
+        row = await self._row(select(fleet_plans).where(fleet_plans.c.fleet == fleet, fleet_plans.c.id == plan_id))
         return None if row is None else _plan(row)
 
     async def plans(self, fleet: str, before: str | None, limit: int) -> list[PlanRecord]:
@@ -225,12 +231,16 @@ class FleetRows(SpecRows[FleetRecord]):
         *,
         problem: Mapping[str, Any] | None = None,
         progress: Progress | None = None,
-    ) -> None:
-        """Add a plan that is to be solved, or BASE, which is carried out at once."""
+    ) -> PlanRecord:
+        """Add a plan that is to be solved, or BASE, which is carried out at once; what was proposed is superseded."""
+        c = fleet_plans.c
+        proposed = update(fleet_plans).where(c.fleet == fleet, c.state == FleetPlanState.PROPOSED)
+        await self._connection.execute(proposed.values(state=FleetPlanState.SUPERSEDED))
         state = FleetPlanState.SOLVING if progress is None else FleetPlanState.CARRYING_OUT
         values = {"id": plan_id, "fleet": fleet, "trigger": trigger, "state": state, "gco2_per_kwh": gco2_per_kwh}
         values |= {"basis": _stored(basis), "problem": problem, "progress": _stored(progress)}
-        await self._connection.execute(insert(fleet_plans).values(values))
+        added = await self._connection.execute(insert(fleet_plans).values(values).returning(*c))
+        return _plan(added.mappings().one())
 
     async def change_plan(self, plan: PlanRecord, state: FleetPlanState, **values: Any) -> PlanRecord:
         """Change a plan, and return it as changed; if it is no longer active, it ends now."""
@@ -239,11 +249,6 @@ class FleetRows(SpecRows[FleetRecord]):
         statement = update(fleet_plans).where(fleet_plans.c.id == plan.id)
         await self._connection.execute(statement.values(state=state, **ended, **stored))
         return replace(plan, state=state, **values)
-
-    async def supersede_proposals(self, fleet: str) -> None:
-        c = fleet_plans.c
-        statement = update(fleet_plans).where(c.fleet == fleet, c.state == FleetPlanState.PROPOSED)
-        await self._connection.execute(statement.values(state=FleetPlanState.SUPERSEDED))
 
     async def apps_of(self, names: Collection[str], caller: Identity) -> dict[str, dict[str, datetime]]:
         """Return when fleets' applications were made that a caller may see and that are not being deleted, by fleet."""
@@ -276,8 +281,10 @@ def present_sizes(devices: Sequence[Mapping[str, Any]], gpu: int) -> Sizes | Non
 
 def _stored(value: object) -> object:
     """Return a column of a plan in its stored form."""
-    if isinstance(value, Basis | Progress):
-        return value.document()
+    if isinstance(value, Basis):
+        return STORED_BASIS.dump_python(value, mode="json")
+    if isinstance(value, Progress):
+        return STORED_PROGRESS.dump_python(value, mode="json")
     return value.model_dump(mode="json") if isinstance(value, FleetSearch) else value
 
 
@@ -287,7 +294,7 @@ def _plan(row: RowMapping) -> PlanRecord:
         row,
         trigger=FleetPlanTrigger(row["trigger"]),
         state=FleetPlanState(row["state"]),
-        basis=Basis.read(row["basis"]),
-        progress=None if row["progress"] is None else Progress.read(row["progress"]),
+        basis=STORED_BASIS.validate_python(row["basis"]),
+        progress=None if row["progress"] is None else STORED_PROGRESS.validate_python(row["progress"]),
         search=None if row["search"] is None else FleetSearch.as_stored(row["search"]),
     )

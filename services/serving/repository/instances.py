@@ -1,13 +1,13 @@
 """The controller's queries."""
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import RowMapping, bindparam, insert, select, text, update
+from sqlalchemy import RowMapping, bindparam, func, insert, select, text, update
 
 from services.contracts.apps import AppSpec, FleetSpec
 from services.contracts.clocks import ClockPolicy
@@ -176,6 +176,15 @@ class InstanceRows(Rows):
         rows = await self._connection.execute(LIVES, {"key": key, "since": since, "planned": planned})
         return [Life((row.place, row.mode), row.created_at, row.ready_at, row.failed_at) for row in rows]
 
+    async def counts(self, keys: Collection[str]) -> dict[str, dict[tuple[InstanceState, str], int]]:
+        """Return how many instances owners have, by state and mode; those that ended are left out."""
+        c = pool_instances.c
+        query = select(c.pool, c.state, c.mode, func.count()).where(c.pool.in_(keys), c.state != InstanceState.ENDED)
+        found: dict[str, dict[tuple[InstanceState, str], int]] = {key: {} for key in keys}
+        for key, state, mode, count in await self._connection.execute(query.group_by(c.pool, c.state, c.mode)):
+            found[key][InstanceState(state), mode] = count
+        return found
+
     async def change(self, changes: Sequence[tuple[Instance, Change]]) -> None:
         """Write one change for each instance; none has changed since it was read, because their pools are locked."""
         by_columns: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
@@ -210,6 +219,14 @@ class InstanceRows(Rows):
             query = query.where(c.id < before)
         rows = (await self._connection.execute(query.order_by(c.id.desc()).limit(limit))).mappings()
         return [PoolInstance.model_validate(dict(row)) for row in rows]
+
+
+def by_state(counts: Mapping[tuple[InstanceState, str], int]) -> dict[InstanceState, int]:
+    """Return how many instances there are by state alone."""
+    found: dict[InstanceState, int] = {}
+    for (state, _), count in sorted(counts.items()):
+        found[state] = found.get(state, 0) + count
+    return found
 
 
 def _pool(row: RowMapping) -> InstanceOwner:

@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, Integer, RowMapping, Select, cast, delete, func, select
+from sqlalchemy import ColumnElement, Integer, RowMapping, cast, delete, func, select
 from sqlalchemy.dialects.postgresql import insert
 
-from services.contracts.identity import Identity
-from services.contracts.serving import InstanceState, Pool, PoolSpec
-from services.db.tables import pool_instances, pool_plans, pool_traffic, pools
+from services.contracts.serving import PoolSpec
+from services.db.tables import pool_plans, pool_traffic, pools
 from services.serving.repository.specs import Rows, SpecRows, record_of
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -50,39 +49,14 @@ class PoolRows(SpecRows[PoolRecord]):
         await self._connection.execute(delete(pool_traffic).where(pool_traffic.c.pool == name))
         await super().remove(name)
 
-    async def show(self, name: str, plan_interval: timedelta) -> Pool:
-        """Return an existing pool as callers see it."""
-        (pool,) = await self._shown(_with_staleness(plan_interval).where(pools.c.name == name))
-        return pool
-
-    async def show_page(self, plan_interval: timedelta, after: str | None, limit: int, caller: Identity) -> list[Pool]:
-        """Return pools by name as callers see them."""
-        return await self._shown(self._listed(_with_staleness(plan_interval), after, limit, caller))
-
-    async def _shown(self, query: Select[Any]) -> list[Pool]:
-        rows = (await self._connection.execute(query)).mappings().all()
-        counts = await self._live_instances([row["name"] for row in rows])
-        fields = ("name", "tenant_id", "revision", "spec", "created_at", "updated_at", "plan_id", "planned_at")
-        return [
-            Pool.model_validate(
-                {field: row[field] for field in fields}
-                | {
-                    "is_deleted": row["deleted_at"] is not None,
-                    "is_plan_stale": row["is_plan_stale"],
-                    "instances": counts[row["name"]],
-                }
-            )
-            for row in rows
-        ]
-
-    async def _live_instances(self, names: Collection[str]) -> dict[str, dict[InstanceState, int]]:
-        """Return how many instances each of these pools has, by state; those that ended are left out."""
-        c = pool_instances.c
-        query = select(c.pool, c.state, func.count()).where(c.pool.in_(names), c.state != InstanceState.ENDED)
-        found: dict[str, dict[InstanceState, int]] = {name: {} for name in names}
-        for pool, state, count in await self._connection.execute(query.group_by(c.pool, c.state)):
-            found[pool][InstanceState(state)] = count
-        return found
+    async def stale(self, names: Collection[str], plan_interval: timedelta) -> set[str]:
+        """Return which of these pools run by a plan that was made for an earlier interval."""
+        slot_at = func.date_bin(planned_every(plan_interval), func.now(), EPOCH)
+        # A plan that is no longer kept is an old one.
+        is_stale = func.coalesce(pool_plans.c.slot_at < slot_at, pools.c.plan_id.is_not(None))
+        joined = pools.outerjoin(pool_plans, pool_plans.c.id == pools.c.plan_id)
+        query = select(pools.c.name).select_from(joined).where(pools.c.name.in_(names), is_stale)
+        return set((await self._connection.execute(query)).scalars())
 
 
 def pool_record(row: RowMapping) -> PoolRecord:
@@ -93,14 +67,6 @@ def planned_every(default: timedelta) -> ColumnElement[timedelta]:
     """Return how often a pool is planned, as an expression for queries on ``pools``."""
     minutes = cast(pools.c.spec["plan_every_min"].astext, Integer)
     return func.coalesce(func.make_interval(0, 0, 0, 0, 0, minutes), default)
-
-
-def _with_staleness(plan_interval: timedelta) -> Select[Any]:
-    slot_at = func.date_bin(planned_every(plan_interval), func.now(), EPOCH)
-    # A plan that is no longer kept is an old one.
-    is_stale = func.coalesce(pool_plans.c.slot_at < slot_at, pools.c.plan_id.is_not(None))
-    joined = pools.outerjoin(pool_plans, pool_plans.c.id == pools.c.plan_id)
-    return select(pools, is_stale.label("is_plan_stale")).select_from(joined)
 
 
 Counts = dict[str, dict[str, int]]

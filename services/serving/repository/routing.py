@@ -6,7 +6,7 @@ from datetime import datetime
 from sqlalchemy import RowMapping, select, text
 
 from services.contracts.routing import Endpoint
-from services.db.tables import model_endpoints, pools, secrets
+from services.db.tables import model_endpoints, secrets
 from services.serving.repository.specs import Rows, SpecRows
 
 POOLS = text("""
@@ -135,11 +135,6 @@ class RoutingRows(Rows):
         row = await self._connection.execute(TAKEN, {"tenant": tenant_id, "pool": pool, "models": models})
         found = row.one_or_none()
         return None if found is None else (found.name, found.model)
-
-    async def tenant_of(self, pool: str) -> str | None:
-        """Return the tenant that owns a pool; None if there is no such pool."""
-        found = await self._connection.execute(select(pools.c.tenant_id).where(pools.c.name == pool))
-        return found.scalar_one_or_none()
 
 
 class EndpointRows(SpecRows[Endpoint]):

@@ -1,0 +1,117 @@
+"""What people name and specify, pools, fleets and applications: read, changed and deleted in one way."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+from pydantic import BaseModel
+
+from services.contracts.identity import Identity
+from services.contracts.invalid import NAME_PATTERN
+from services.contracts.queries import PageQuery
+from services.kit.problems import conflict
+from services.kit.routes import one_page, read_cursor
+from services.serving.repository import Queries, ServingRepository
+from services.serving.repository.specs import SpecRows
+
+ANY_ID = r"[a-z]+_[0-9a-z]{26}"  #: Of an instance or a plan
+
+
+class Record(Protocol):
+    """A row of one kind."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def spec(self) -> BaseModel: ...
+    @property
+    def revision(self) -> int: ...
+    @property
+    def deleted_at(self) -> datetime | None: ...
+
+
+R = TypeVar("R", bound=Record)
+S = TypeVar("S")
+
+
+class Named(Generic[R, S]):
+    """What callers may do with one kind: its rows are ``R``, and callers see them as ``S``."""
+
+    kind: ClassVar[str]  #: Its name in messages
+    when_deleted: ClassVar[str] = "its instances are drained"
+
+    def __init__(self, repository: ServingRepository) -> None:
+        self._repository = repository
+
+    def _rows(self, queries: Queries) -> SpecRows[R]:
+        raise NotImplementedError
+
+    async def _show(self, queries: Queries, records: Sequence[R], caller: Identity) -> list[S]:
+        """Return rows as a caller sees them."""
+        raise NotImplementedError
+
+    async def _before_deletion(self, queries: Queries, record: R) -> None:
+        """Refuse to delete something, or end what it has under way."""
+
+    async def find(self, name: str, caller: Identity) -> S:
+        """Return one with its current state; ``ProblemError``: 404 if there is none that the caller may see."""
+        async with self._repository.reading() as queries:
+            return await self._shown(queries, name, caller)
+
+    async def delete(self, name: str, caller: Identity) -> S:
+        """Have one removed once nothing of it runs any more; deleting it again changes nothing.
+
+        Raises:
+            ProblemError: 404 if there is none that the caller may see, 409 for a fleet that applications use.
+        """
+        async with self._repository.writing() as queries:
+            rows = self._rows(queries)
+            record = await rows.find(name, caller, "update")
+            await self._before_deletion(queries, record)
+            if record.deleted_at is None:
+                await rows.mark_deleted(name)
+                await queries.audit(caller, f"{rows.what}.deleted", name)
+            return await self._shown(queries, name, caller)
+
+    async def _shown(self, queries: Queries, name: str, caller: Identity) -> S:
+        (shown,) = await self._show(queries, [await self._rows(queries).find(name, caller)], caller)
+        return shown
+
+    async def _page(self, query: PageQuery, caller: Identity) -> dict[str, Any]:
+        """Return the fields of one page, by name; ``ProblemError``: 422 for an invalid cursor."""
+        async with self._repository.reading() as queries:
+            after = read_cursor(query.cursor, NAME_PATTERN)
+            found = await self._rows(queries).page(after, query.limit + 1, caller)
+            records, cursor = one_page(found, query.limit, lambda each: each.name)
+            return {"items": await self._show(queries, records, caller), "next_cursor": cursor}
+
+    async def _locked(self, queries: Queries, name: str, caller: Identity) -> R:
+        """Return a locked row; ``ProblemError``: 404 if there is none, 409 for one that is being deleted."""
+        record = await self._rows(queries).find(name, caller, "update")
+        if record.deleted_at is not None:
+            raise conflict(f"{self.kind} {name} is being deleted; {self.when_deleted}.")
+        return record
+
+    async def _set(
+        self, queries: Queries, name: str, spec: BaseModel, caller: Identity, *, may_be_new: bool = True, **columns: Any
+    ) -> tuple[S, bool]:
+        """Create one or replace its spec; return it, and whether it is new. The same spec changes nothing.
+
+        Args:
+            columns: Those of a new row besides its spec.
+        """
+        rows = self._rows(queries)
+        is_new = may_be_new and await rows.add(name, spec, caller, **columns)
+        if is_new:
+            await queries.audit(caller, f"{rows.what}.created", name)
+        else:
+            record = await self._locked(queries, name, caller)
+            if spec != record.spec:
+                await self._replace(queries, record, spec, caller)
+        return await self._shown(queries, name, caller), is_new
+
+    async def _replace(self, queries: Queries, record: R, spec: Any, caller: Identity) -> None:
+        """Replace the spec of a locked row by another one."""
+        rows, revision = self._rows(queries), record.revision + 1
+        await rows.set_spec(record.name, spec, revision=revision)
+        await queries.audit(caller, f"{rows.what}.changed", record.name, revision=revision)
