@@ -259,6 +259,10 @@ class _Process:
         await self.state.ask(lambda: None)
         yield self
 
+    async def execute(self, statement: Any, *arguments: Any) -> None:
+        """Do what stands in for a statement."""
+        await statement(self, *arguments)
+
     async def xread(self, streams: Mapping[str, str], block: int) -> Any:
         """Wait for hints, as the turn is over."""
         check, state = self.state.simulation.check, self.state
@@ -456,7 +460,8 @@ async def _forget(of: _Process) -> None:
     of.round_s = of.state.now_s  # the round is over
 
 
-async def _keep_ratios(of: _Process, ratios: Any) -> None:
+async def _keep_ratios(of: _Process, sources: list[Any], values: list[float]) -> None:
+    ratios = dict(zip(sources, values, strict=True))
     of.state.simulation.check("nothing is written in vain", ratios != of.ratios, str(ratios))
     await of.state.ask(lambda: None)
     of.ratios = ratios
@@ -498,9 +503,9 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
 
     return {
         "gc": SimpleNamespace(disable=lambda: collect(False), enable=lambda: collect(True)),
-        "rounds": SimpleNamespace(prepare=_prepare, due_in_s=_due_in_s, fingerprint=_fingerprint, trim=_trim),
-        "engines": SimpleNamespace(forget=_forget),
-        "orders": SimpleNamespace(keep_ratios=_keep_ratios),
+        "rounds": SimpleNamespace(FIRST_STATE=_prepare, due_in_s=_due_in_s, fingerprint=_fingerprint, TRIM_PLANS=_trim),
+        "engines": SimpleNamespace(FORGET=_forget),
+        "orders": SimpleNamespace(KEEP_RATIOS=_keep_ratios),
         "jobs": SimpleNamespace(hold=_explain),
         "snapshots": SimpleNamespace(zones=_nothing),
         "look": _dependencies,
