@@ -10,19 +10,15 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from services.cli.commands import EXIT_USAGE, CliError
 from services.cli.jobs.copied_output import PATTERN
-from services.cli.jobs.foreign_words import SAME_AS, SECONDS
+from services.cli.jobs.foreign_words import READERS, SECONDS
 
 SBATCH = "#SBATCH"
 SUBMITTERS = ("sbatch", "srun")
-_SHORT = {
-    **{"-G": "--gpus", "-N": "--nodes", "-n": "--ntasks", "-t": "--time", "-a": "--array", "-J": "--job-name"},
-    **{"-D": "--chdir", "-d": "--dependency", "-H": "--hold", "-o": "--output", "-e": "--error"},
-}
 _FLAGS = frozenset(
     ("-H", "-l", "-s", "-Q", "-v", "-W", "--exclusive", "--requeue", "--no-requeue", "--parsable", "--pty", "--overlap")
 )
@@ -91,7 +87,7 @@ def obeyed(
     ignored: list[tuple[int, str]] = []
     of_another_part = False
     there = {line.split(maxsplit=1)[0] for _, line in lines}
-    counts = next((each for each in (SBATCH, *SAME_AS) if each in there), SBATCH)
+    counts = next((each for each in READERS if each in there), SBATCH)
     for number, line in lines:
         directive, rest = re.split(r"\s", line, maxsplit=1)
         try:
@@ -101,16 +97,14 @@ def obeyed(
         of_another_part |= words in (["hetjob"], ["packjob"])
         if directive != counts or of_another_part:
             ignored.append((number, line.strip()))
-        elif directive == SBATCH:
-            _add(asked, number, words)
-        else:
-            for option, value, text_of in SAME_AS[directive](words):
-                if option in ("--export", "--mail-type") and option in asked:
-                    asked[option].value += f",{value}"
-                elif option:
-                    asked[option] = _Asked(number, text_of, value)
-                else:
-                    ignored.append((number, f"{text_of} ({value})" if value else text_of))
+            continue
+        for option, value, text_of in READERS[directive](words):
+            if option in ("--export", "--mail-type") and option in asked and directive != SBATCH:
+                asked[option].value += f",{value}"
+            elif option or directive == SBATCH:
+                asked[option] = _Asked(number, text_of, value)
+            else:
+                ignored.append((number, f"{text_of} ({value})" if value else text_of))
     gpus, inexact = _gpus(asked)
     options = ["--gpus", str(gpus)] if gpus and "gpus" not in given else []
     if options and "processes" not in given:
@@ -180,34 +174,12 @@ def parted(words: Sequence[str], own: Mapping[str, bool]) -> tuple[list[str], li
     return mine, others
 
 
-def _add(asked: dict[str, _Asked], number: int, words: Sequence[str]) -> None:
-    """Add one line's options; the last of a name wins, and a word without a dash is the value of the one before it."""
-    last: _Asked | None = None
-    for word in words:
-        if not word.startswith("-") and last and not last.value:
-            last.value, last.text = word, f"{last.text} {word}"
-            continue
-        if word.startswith("-") and not word.startswith("--"):
-            option, value = _SHORT.get(word[:2], word[:2]), word[2:].removeprefix("=")
-        else:
-            option, _, value = word.partition("=")
-        last = asked[option] = _Asked(number, word, value)
-
-
 def _meaning(option: str, value: str, gpus: int) -> list[str] | None:
     """Return the words for an option that is not about GPUs; None if it has no exact meaning here."""
-    if option == "--time":
-        return _time(value)
-    if option == "--dependency":
-        return _after(value)
-    if option == "--hold":
-        return ["--hold"]
+    if option in _MEANINGS:
+        return _MEANINGS[option](value)
     if option in _FILES:
         return [option, value] if PATTERN.fullmatch(value) else None
-    if option == "--export":
-        return _export(value)
-    if option == "--mail-type":
-        return _notify(value)
     if value == "1" and (option in _OF_TASKS or (option == "--nodes" and gpus <= 1)):
         return []
     return [_SAME[option], value] if option in _SAME and value else None
@@ -288,6 +260,12 @@ def _export(value: str) -> list[str] | None:
         *(["--env", "*"] if "ALL" in every else ["--clean-env"]),
         *(word for name in rest for word in ("--env", name)),
     ]
+
+
+_MEANINGS: dict[str, Callable[[str], list[str] | None]] = {
+    **{"--time": _time, "--dependency": _after, "--export": _export, "--mail-type": _notify},
+    "--hold": lambda _: ["--hold"],
+}
 
 
 def _set_to_here(variable: str) -> list[str]:

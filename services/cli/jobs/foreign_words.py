@@ -1,7 +1,7 @@
-"""PBS and LSF lines, read as the equivalent options of Slurm."""
+"""The words of Slurm's, PBS's and LSF's lines, read as options of Slurm."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 SECONDS = re.compile(r"\d+s")
@@ -15,48 +15,78 @@ class Meant(NamedTuple):
     text: str
 
 
+_SHORT = {
+    **{"-G": "--gpus", "-N": "--nodes", "-n": "--ntasks", "-t": "--time", "-a": "--array", "-J": "--job-name"},
+    **{"-D": "--chdir", "-d": "--dependency", "-H": "--hold", "-o": "--output", "-e": "--error"},
+}
 _PBS_FLAGS = frozenset("hIVXz")
-_PBS_SAME = {"N": "--job-name", "J": "--array", "t": "--array", "d": "--chdir", "w": "--chdir", "M": "--mail-user"}
+_PBS_SAME = {
+    **{"N": "--job-name", "J": "--array", "t": "--array", "d": "--chdir", "w": "--chdir", "M": "--mail-user"},
+    **{"h": "--hold", "v": "--export"},
+}
 _LSF_FLAGS = frozenset(("H", "N", "B", "x", "r", "rn", "K", "I", "Ip", "Is"))
-_LSF_VALUES = ("gpu", "cwd", "env", "oo", "eo", "app", "sla", "sp", "ext", "hl")
-_LSF_SAME = {"cwd": "--chdir", "n": "--ntasks", "u": "--mail-user"}
+_LSF_LONG = ("gpu", "cwd", "env", "oo", "eo", "app", "sla", "sp", "ext", "hl")
+_LSF_SAME = {"cwd": "--chdir", "n": "--ntasks", "u": "--mail-user", "H": "--hold"}
+_LSF_GPUS = {
+    "gpu": (r"(?:^|:)num=(\d+)(?:/\w+)?(?::|$)|$", r"-|num=\d+(?:/host)?"),
+    "R": (r"\bngpus(?:_physical|_excl_p)?=(\d+)", r"rusage\[\w+=\d+\]"),
+}
+"""Where the number of GPUs is in a value, 1 if it is not, and values that have nothing else."""
 _LSF_CONDITIONS = {"done": "afterok", "ended": "afterany", "exit": "afternotok"}
 _PBS_MAIL = {"n": "NONE", "a": "FAIL", "b": "BEGIN", "e": "END"}
 
 
-def _of_pbs(words: Sequence[str]) -> Iterator[Meant]:
-    """Yield what the options of a ``#PBS`` line mean."""
+def _of_slurm(words: Sequence[str]) -> Iterator[Meant]:
+    """Yield the options of a ``#SBATCH`` line; a word without a dash is the value of the one before it."""
     left = list(words)
     while left:
         word = left.pop(0)
-        option, value = word[1:2], word[2:]
-        if word.startswith("-") and option and option not in _PBS_FLAGS and not value and left:
+        option, _, value = word.partition("=")
+        if word.startswith("-") and not word.startswith("--"):
+            option, value = _SHORT.get(word[:2], word[:2]), word[2:].removeprefix("=")
+        if not value and left and not left[0].startswith("-"):
             value = left.pop(0)
             word = f"{word} {value}"
-        if not word.startswith("-"):
-            yield Meant("", "", word)
-        elif option == "l":
+        yield Meant(option, value, word)
+
+
+def _parted(words: Sequence[str], flags: Collection[str], long: Collection[str] = ()) -> Iterator[tuple[str, str, str]]:
+    """Yield the name, the value and the text of each option of a line; the name of any other word is empty.
+
+    ``flags`` have no value, and all but the ``long`` options one letter.
+    """
+    left = list(words)
+    while left:
+        word = left.pop(0)
+        given = word[1:] if word.startswith("-") else ""
+        name = given if given in flags else next((each for each in long if given.startswith(each)), given[:1])
+        value = given[len(name) :]
+        if name and name not in flags and not value and left:
+            value = left.pop(0)
+            word = f"{word} {value}"
+        yield name, value, word
+
+
+def _of_pbs(words: Sequence[str]) -> Iterator[Meant]:
+    """Yield what the options of a ``#PBS`` line mean."""
+    for option, value, word in _parted(words, _PBS_FLAGS):
+        if option == "l":
             yield from _resources(value)
         elif option in _PBS_SAME:
             yield Meant(_PBS_SAME[option], value, word)
-        elif option == "h":
-            yield Meant("--hold", "", word)
         elif option == "V":
             yield Meant("--export", "ALL", word)
-        elif option == "v":
-            yield Meant("--export", value, word)
         elif option == "m":
             events = ",".join(_PBS_MAIL.get(each, value) for each in value)
             yield Meant("--mail-type", events, word)
         elif option == "W" and value.startswith("depend="):
             yield Meant("--dependency", value.removeprefix("depend="), word)
-        elif option in "oe" and option:
+        elif option in ("o", "e"):
             file = value.removeprefix(":").replace("^array_index^", "%a")
             file += f"%x.{option}%A" if file.endswith("/") else ""
             yield Meant("" if ":" in file else "--output" if option == "o" else "--error", file, word)
-        elif option == "j" and value in ("oe", "eo", "n"):
-            continue  # the log has both, and a file of output too unless errors have their own
-        else:
+        elif option != "j" or value not in ("oe", "eo", "n"):
+            # By those, the log has both streams, and a file of output too unless errors have their own.
             yield Meant("", "", word)
 
 
@@ -99,28 +129,13 @@ def _chunks(amount: str, text: str) -> Iterator[Meant]:
 
 def _of_lsf(words: Sequence[str]) -> Iterator[Meant]:
     """Yield what the options of a ``#BSUB`` line mean."""
-    left = list(words)
-    while left:
-        word = left.pop(0)
-        option = word[1:]
-        value = ""
-        if not word.startswith("-") or not option:
-            yield Meant("", "", word)
-            continue
-        if option not in _LSF_FLAGS:
-            named = next((each for each in _LSF_VALUES if option.startswith(each)), option[:1])
-            option, value = named, option[len(named) :]
-            if not value and left:
-                value = left.pop(0)
-                word = f"{word} {value}"
+    for option, value, word in _parted(words, _LSF_FLAGS, _LSF_LONG):
         yield from _lsf_option(option, value.strip(), word)
 
 
 def _lsf_option(option: str, value: str, word: str) -> Iterator[Meant]:
     if option in _LSF_SAME:
         yield Meant(_LSF_SAME[option], value, word)
-    elif option == "H":
-        yield Meant("--hold", "", word)
     elif option in ("N", "B"):
         yield Meant("--mail-type", "END" if option == "N" else "BEGIN", word)
     elif option == "W" and (limit := re.fullmatch(r"(?:(\d+):)?(\d+)(?:/.*)?", value)):
@@ -137,14 +152,9 @@ def _lsf_option(option: str, value: str, word: str) -> Iterator[Meant]:
         yield Meant("--export", re.sub(r"\s*,\s*", ",", value), word)
     elif option == "w" and (needs := _needs(value)):
         yield Meant("--dependency", needs, word)
-    elif option == "gpu":
-        found = re.search(r"(?:^|:)num=(\d+)(/\w+)?(?::|$)", value)
-        yield Meant("--gres", f"gpu:{found[1] if found else 1}", word)
-        if value != "-" and not re.fullmatch(r"num=\d+(?:/host)?", value):
-            yield Meant("", "only the number of GPUs is obeyed", word)
-    elif option == "R" and (found := re.search(r"\bngpus(?:_physical|_excl_p)?=(\d+)", value)):
-        yield Meant("--gres", f"gpu:{found[1]}", word)
-        if not re.fullmatch(r"rusage\[\w+=\d+\]", value):
+    elif option in _LSF_GPUS and (count := re.search(_LSF_GPUS[option][0], value)):
+        yield Meant("--gres", f"gpu:{count[1] or 1}", word)
+        if not re.fullmatch(_LSF_GPUS[option][1], value):
             yield Meant("", "only the number of GPUs is obeyed", word)
     else:
         yield Meant("", "", word)
@@ -159,5 +169,5 @@ def _needs(value: str) -> str:
     return ",".join(f"{condition}:{job}" for condition, job in named)
 
 
-SAME_AS = {"#PBS": _of_pbs, "#BSUB": _of_lsf}
-"""How the lines of other schedulers are read."""
+READERS = {"#SBATCH": _of_slurm, "#PBS": _of_pbs, "#BSUB": _of_lsf}
+"""How the lines of each scheduler are read; in a script with lines for several, the first of these counts."""
