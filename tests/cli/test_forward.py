@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from services.cli.commands import EXIT_USAGE, CliError
+from services.cli.commands import EXIT_UNAVAILABLE, EXIT_USAGE, CliError
 from services.cli.jobs import forward
 from services.cli.main import app
 
@@ -124,6 +124,31 @@ def test_bytes_pass_both_ways_over_many_connections_and_the_ends_of_both(job: Ru
             carried.join(60)
             mine.close()
         echoing.join(60)
+
+
+@pytest.mark.parametrize("state", ["failed", "succeeded", "cancelled"])
+def test_a_job_that_has_ended_has_no_ports(job: Running, monkeypatch: pytest.MonkeyPatch, state: str) -> None:
+    monkeypatch.setattr(Running, "get", lambda *_, **__: {"state": state}, raising=False)
+    with pytest.raises(CliError, match=rf"has ended \({state}\)"):
+        app(["forward", JOB, "80", "--local", "0"], standalone_mode=False)
+
+
+def test_it_ends_with_the_job_and_not_while_nobody_answers(
+    job: Running, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    away = CliError("the control plane does not answer", EXIT_UNAVAILABLE)
+    answers: list[Any] = ["running", away, "running", away, "succeeded"]
+
+    def get(*_: Any, **__: Any) -> Any:
+        if isinstance(answer := answers.pop(0), CliError):
+            raise answer
+        return {"state": answer}
+
+    monkeypatch.setattr(Running, "get", get, raising=False)
+    monkeypatch.setattr(forward, "LOOK_S", 0.01)
+    app(["forward", JOB, "80", "--local", "0"], standalone_mode=False)
+    assert answers == []
+    assert f"wattshift: {JOB} has ended" in capsys.readouterr().err
 
 
 def test_a_port_at_which_nobody_listens_is_said(job: Running, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from services.cli.commands import EXIT_FAILED, EXIT_USAGE, CliError
+from services.cli.commands import EXIT_FAILED, EXIT_UNAVAILABLE, EXIT_USAGE, CliError
 from services.cli.jobs import forward, notebook
 from services.cli.main import app
 from tests.cli.test_forward import JOB, Running
@@ -146,6 +146,27 @@ def test_it_ends_with_the_command_unless_it_is_to_be_kept(
     assert gateway.job
     assert (gateway.job.poll() is None) == keep
     assert ("To end it: wattshift cancel 7" in capsys.readouterr().err) == keep
+
+
+def test_a_job_that_cannot_be_ended_is_named(
+    gateway: Gateway, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    call = gateway.call
+
+    def away(method: str, path: str, **given: Any) -> Any:
+        if path.endswith("/cancel"):
+            raise CliError("the control plane does not answer", EXIT_UNAVAILABLE)
+        return call(method, path, **given)
+
+    monkeypatch.setattr(notebook, "carry_all", interrupted)
+    monkeypatch.setattr(gateway, "call", away)
+    app(["notebook", "--local", "0", sys.executable, str(SERVER), "--port={port}"], standalone_mode=False)
+    assert f"could not be ended: the control plane does not answer. To end it: wattshift cancel {JOB}" in (
+        capsys.readouterr().err
+    )
 
 
 def stand_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ import typer
 
 from services.cli import output
 from services.cli.client import Gateway
-from services.cli.commands import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, CliError
+from services.cli.commands import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_UNAVAILABLE, EXIT_USAGE, CliError
 from services.cli.jobs.jobs import JobArgument
 from services.cli.jobs.names import ENDED, job_id
 from services.cli.terminal import passed_on, session
@@ -66,10 +66,13 @@ def forward(
     """
     gateway = Gateway()
     found = job_id(gateway, job)
+    if (state := gateway.get(f"/v1/jobs/{found}")["state"]) in ENDED:
+        raise CliError(f"{job} has ended ({state}): nothing listens there any more", EXIT_REFUSED)
     with listener_at(port if local is None else local) as listener:
         output.say(f"http://127.0.0.1:{listener.getsockname()[1]} leads to port {port} of {job}; Ctrl-C ends that")
         with suppress(KeyboardInterrupt):
-            carry_all(gateway, found, port, listener, lambda: False)
+            carry_all(gateway, found, port, listener)
+            output.say(f"wattshift: {job} has ended")
 
 
 def listener_at(port: int) -> socket.socket:
@@ -85,9 +88,17 @@ def listener_at(port: int) -> socket.socket:
         raise CliError(f"{why}; choose another with --local", EXIT_USAGE) from None
 
 
-def carry_all(
-    gateway: Gateway, found: str, port: int | str, listener: socket.socket, is_over: Callable[[], bool]
-) -> None:
+def is_over(gateway: Gateway, found: str) -> bool:
+    """Return whether a job has ended; while the control plane does not answer, it counts as going on."""
+    try:
+        return gateway.get(f"/v1/jobs/{found}")["state"] in ENDED
+    except CliError as error:
+        if error.exit_code != EXIT_UNAVAILABLE:
+            raise
+        return False
+
+
+def carry_all(gateway: Gateway, found: str, port: int | str, listener: socket.socket) -> None:
     """Carry connections to a port of a job until the job is over, which is checked every ``LOOK_S``. See ``carry``."""
     listener.settimeout(LOOK_S)
     look_at = time.monotonic() + LOOK_S
@@ -97,7 +108,7 @@ def carry_all(
             connection.settimeout(None)
             threading.Thread(target=carry, args=(gateway, found, port, connection), daemon=True).start()
         if time.monotonic() >= look_at:
-            if is_over():
+            if is_over(gateway, found):
                 return
             look_at = time.monotonic() + LOOK_S
 

@@ -17,7 +17,7 @@ from services.cli.commands import EXIT_FAILED, EXIT_USAGE, CliError
 from services.cli.jobs import job_output
 from services.cli.jobs.exec import CommandAfterDashes, end_with, in_this_terminal, words_after_dashes
 from services.cli.jobs.following import ended_words, states
-from services.cli.jobs.forward import carry_all, listener_at, piped
+from services.cli.jobs.forward import carry_all, is_over, listener_at, piped
 from services.cli.jobs.names import ENDED, number_of
 from services.cli.jobs.specs import SpecOptions, spec_of
 from services.cli.jobs.submit import check_folders, signed, submit_all
@@ -92,26 +92,29 @@ def notebook(
     output.say(f"{number_of(job)}  {job['id']}  {name}")
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)  # a closed terminal must not leave GPUs behind
-    is_over = False
+    has_ended = False
     try:
         token = _started(gateway, job["id"])
         with _listening(local) as listener:
             url = f"http://127.0.0.1:{listener.getsockname()[1]}/" + ("" if command else f"?token={token}")
             output.console.print(url)
             output.say(f"Ctrl-C ends {'this, and not the job' if keep else 'the job'}.")
-            carry_all(gateway, job["id"], PORT_VARIABLE, listener, lambda: _is_over(gateway, job["id"]))
-        is_over = True
+            carry_all(gateway, job["id"], PORT_VARIABLE, listener)
+        has_ended = True
     except KeyboardInterrupt:
         pass
     except CliError:
-        is_over = _is_over(gateway, job["id"])
+        has_ended = is_over(gateway, job["id"])
         raise
     finally:
-        if not (keep or is_over):
+        if not (keep or has_ended):
             signal.signal(signal.SIGINT, signal.SIG_IGN)
-            ended = gateway.call("POST", f"/v1/jobs/{job['id']}/cancel")
-            output.say(f"\n{ended['name']} is being ended.")
-    if is_over:
+            try:
+                gateway.call("POST", f"/v1/jobs/{job['id']}/cancel")
+                output.say(f"\n{name} is being ended.")
+            except CliError as error:  # its GPUs are in use until somebody ends it
+                output.say(f"\n{name} could not be ended: {error}. To end it: wattshift cancel {job['id']}")
+    if has_ended:
         output.say(ended_words(gateway.get(f"/v1/jobs/{job['id']}")))
         raise typer.Exit(EXIT_FAILED)
     if keep:
@@ -173,10 +176,6 @@ def _runs(gateway: Gateway, job_id: str) -> Iterator[None]:
         now = f"{job['name']} is {job['state']}" + (f": {job['detail']}" if job.get("detail") else "")
         if now != said:
             _say(said := now)
-
-
-def _is_over(gateway: Gateway, job_id: str) -> bool:
-    return gateway.get(f"/v1/jobs/{job_id}")["state"] in ENDED
 
 
 DEFAULT_TIME, DEFAULT_GRACE = "1h", "30s"
