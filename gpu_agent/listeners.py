@@ -53,6 +53,7 @@ class Ports:
     def of(self, gangs: Iterable[Gang]) -> dict[str, Port]:
         """Return the ports by allocation; the engine is asked once about each container."""
         found: dict[str, Port] = {}
+        known, self._containers = self._containers, {}  # of those that are gone, nothing is kept
         for gang in gangs:
             start = gang.start
             if start is None or not gang.serves or gang.state is not RankState.RUNNING:
@@ -61,7 +62,7 @@ class Ports:
             roots = {gang.shim_pid} - {0} if group is None else set[int]()
             if start.spec.image is not None and self._engine is not None:
                 name = container_name(start)
-                first = self._containers.get(name) or _first_process(self._engine, name)
+                first = known.get(name) or _first_process(self._engine, name)
                 if first is None:  # what is not known of its processes cannot be held against whoever listens
                     roots, group = set(), None
                 else:
