@@ -84,6 +84,13 @@ def test_it_waits_as_long_as_it_is_asked_to(pauses_s: list[float]) -> None:
     assert pauses_s == [7]
 
 
+def test_it_does_not_wait_for_hours(pauses_s: list[float]) -> None:
+    server = Server(problem(503, "unavailable", **{"retry-after": "3600"}))
+    with server.client() as client, pytest.raises(ApiError) as caught:
+        client.job("job_1")
+    assert (caught.value.status, pauses_s) == (503, [])
+
+
 def test_it_gives_up_at_last(pauses_s: list[float]) -> None:
     server = Server(*(problem(503, "unavailable") for _ in range(9)))
     with server.client(retries=3) as client, pytest.raises(ApiError) as caught:

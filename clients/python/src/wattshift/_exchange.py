@@ -43,6 +43,7 @@ FINAL = frozenset({"succeeded", "failed", "cancelled"})
 
 REPEATABLE = frozenset({"GET", "HEAD", "PUT", "DELETE"})
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 8.0
+LONGEST_STATED_S = 120.0  #: Of the pauses that an answer asks for: after a longer one, nothing is sent again
 FIRST_POLL_S, LONGEST_POLL_S = 0.1, 2.0
 PAGE = 500
 LOG_NEXT_OFFSET = "x-wattshift-log-next-offset"
@@ -120,7 +121,10 @@ def pause_after(request: Request, attempt: int, cause: httpx.Response | httpx.HT
     pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**attempt) * random.uniform(0.5, 1)
     if isinstance(cause, httpx.Response):
         stated = cause.headers.get("retry-after", "")
-        pause_s = max(pause_s, float(stated) if stated.isdigit() else 0)
+        stated_s = float(stated) if stated.isdecimal() else 0.0
+        if stated_s > LONGEST_STATED_S:  # of a proxy for hours: whoever asked wants to know that
+            return None
+        pause_s = max(pause_s, stated_s)
     return pause_s
 
 
