@@ -184,7 +184,8 @@ REQUESTS = {
 
 
 def test_sci_ai_scores_consumers_and_providers_over_their_boundaries() -> None:
-    facts = Facts.model_validate({"storage_kwh": stated(1), "training_flop": {"m": stated(2e15)}})
+    stated_of_m = {"training_flop": {"m": stated(2e15)}, "parameters_billion": {"m": stated(2)}}
+    facts = Facts.model_validate({"storage_kwh": stated(1), **stated_of_m})
     control = [a_line(0, node_id=forms.CONTROL_PLANE), a_line(1)]
     found = forms.sci_ai(a_report(embodied=100.0), REQUESTS, control, facts)
     consumer, provider = found["consumer"], found["provider"]
@@ -196,7 +197,10 @@ def test_sci_ai_scores_consumers_and_providers_over_their_boundaries() -> None:
     assert provider["boundary"] == {"training_gco2": 900, "embodied_gco2": pytest.approx(50)}
     assert provider["sci_gco2e_per_1e15_flop"] == pytest.approx(475)
     assert provider["sci_gco2e_per_1000_training_tokens"] == pytest.approx(950 / 500)
-    assert provider["sci_gco2e_per_billion_parameters"] is None
+    assert provider["sci_gco2e_per_billion_parameters"] == pytest.approx(475)
+    assert {name: each["value"] for name, each in found["sources"].items()} == {
+        **{"storage": 1, "FLOP of m": 2e15, "parameters of m": 2},
+    }
     assert found["unknown"] == {}
 
 

@@ -8,9 +8,9 @@ import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 from typer.testing import CliRunner
 
@@ -104,6 +104,7 @@ class Cluster:
         self.specs: list[Any] = []
         self.nodes: tuple[str, ...] = ("n", "n")
         self.cancelled: list[str] = []
+        self.printed: dict[int, bytes] = {}
 
     def call(self, method: str, path: str, *, body: Any = None, **_: Any) -> Any:
         if path.endswith("/cancel"):
@@ -127,8 +128,12 @@ class Cluster:
         shares = [{"node_id": node, "devices": [gpu]} for gpu, node in enumerate(self.nodes)]
         return {"id": path, "state": state, "detail": None, "placement": shares}
 
-    def text(self, path: str, **_: Any) -> Any:
-        return SimpleNamespace(text=self.jobs[int(path.split("/")[3])].communicate()[0])
+    def text(self, path: str, *, offset: int, **_: Any) -> httpx.Response:
+        """Return a piece of a job's output, which never comes all at once."""
+        number = int(path.split("/")[3])
+        if number not in self.printed:
+            self.printed[number] = self.jobs[number].communicate()[0].encode()
+        return httpx.Response(200, content=self.printed[number][offset : offset + 300])
 
 
 @pytest.fixture

@@ -309,8 +309,9 @@ def sci_ai(
     trained = {unit["unit"]: unit["amount"] for unit in report["units"]}
     flop = sum(each.value for each in facts.training_flop.values()) or None
     size = sum(each.value for each in facts.parameters_billion.values()) or None
-    for name, each in (*facts.training_flop.items(), *facts.parameters_billion.items()):
-        inputs.take(name, each, "")
+    for what, stated in (("FLOP", facts.training_flop), ("parameters", facts.parameters_billion)):
+        for name, each in stated.items():
+            inputs.take(f"{what} of {name}", each, "")
     found = {
         "consumer": {
             **{"boundary": consumer, "functional_unit": "million tokens", "tokens": tokens},

@@ -12,6 +12,7 @@ from services.cli import output
 from services.cli.client import Gateway
 from services.cli.commands import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, AsJson, CliError, Group
 from services.cli.jobs.following import states
+from services.cli.jobs.job_output import JobOutput
 from services.cli.jobs.submit import submit_all
 from services.cli.planning.solving import checked
 from services.cli.plugins import add_moved
@@ -162,7 +163,8 @@ class _Measuring:
             with suppress(CliError):  # it has ended, or nobody answers any more
                 self._gateway.call("POST", f"/v1/jobs/{job_id}/cancel")
             raise
-        found = printed(self._gateway.text(f"/v1/jobs/{job_id}/logs", stream="stdout").text)
+        text = b"".join(JobOutput(self._gateway, job_id, "stdout").pieces(0)).decode(errors="replace")
+        found = printed(text)
         failure = next((each["error"] for each in found if "error" in each), None)
         if failure is not None or job["state"] != "succeeded":
             why = failure or job.get("detail") or f"the job has {job['state']}"
