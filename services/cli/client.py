@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import httpx
 import typer
 
 from services.cli.commands import EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_UNAVAILABLE, EXIT_USAGE, CliError
+from services.cli.output import say
 from services.cli.values import not_finite
 from services.contracts.codes import ProblemCode
 from wattshift import ApiError, Client, StrangerError, UnreachableError
@@ -136,9 +137,16 @@ class Gateway:
         """Return the answer to a GET whose body is not JSON."""
         return self._send("GET", path, None, None, params)
 
-    def pages(self, path: str, limit: int, **params: Any) -> list[Any]:
+    def pages(self, path: str, limit: int = sys.maxsize, **params: Any) -> list[Any]:
         """Return up to ``limit`` items of a paginated list."""
         return [item for page in self.in_pages(path, limit, **params) for item in page]
+
+    def newest(self, path: str, limit: int, **params: Any) -> list[Any]:
+        """Return up to ``limit`` items of a list that begins with the newest, and say if there are more."""
+        found = self.pages(path, limit + 1, **params)
+        if len(found) > limit:
+            say(f"wattshift: only the newest {limit} are shown")
+        return found[:limit]
 
     def in_pages(self, path: str, limit: int = sys.maxsize, **params: Any) -> Iterator[list[Any]]:
         """Yield up to ``limit`` items of a paginated list, page by page."""
@@ -161,6 +169,7 @@ class Gateway:
     @contextmanager
     def stream(self, path: str, *, method: str = "GET", json: Any = None, **params: Any) -> Iterator[httpx.Response]:
         """Open a response that continues until the server ends it."""
+        path = _quoted(path)
         with _for_the_user(self.url), self._client.stream(path, method=method, json=json, params=params) as answer:
             yield answer
 
@@ -175,13 +184,18 @@ class Gateway:
         with _for_the_user(self.url):
             return self._client.request(
                 method,
-                path,
+                _quoted(path),
                 params=params,
                 content=content,
                 json=body if content is None else None,
                 headers=None if key is None else {"idempotency-key": key},
                 retries=0 if key is None else None,
             )
+
+
+def _quoted(path: str) -> str:
+    """Return a path in which a word that a user typed cannot end it: ``web#old`` is no other name for ``web``."""
+    return quote(path, safe="/:@!$&'()*+,;=~")
 
 
 @contextmanager

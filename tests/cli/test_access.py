@@ -39,7 +39,10 @@ class FakeGateway(NotingGateway):
     def answer(self, body: Any) -> dict[str, Any]:
         return {**KEY, "secret": "ws_secret"}
 
-    def pages(self, path: str, limit: int, **params: Any) -> list[dict[str, Any]]:
+    def newest(self, path: str, limit: int, **params: Any) -> list[dict[str, Any]]:
+        return self.pages(path, **params)
+
+    def pages(self, path: str, **params: Any) -> list[dict[str, Any]]:
         self.calls.append(("GET", path, params))
         revoked = {**KEY, "id": "key_2", "revoked_at": NOW.isoformat()}
         entry = {"at": NOW.isoformat(), "tenant_id": "", "key_id": "", "action": "node.zone_changed", "target": "n1"}

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
+import httpx
 import pytest
 
 import wattshift.client
@@ -105,3 +106,25 @@ def test_a_gateway_that_is_away_is_said_to_be() -> None:
         Gateway("http://127.0.0.1:1", "ws_x").get("/v1/jobs")
 
     assert caught.value.exit_code == EXIT_UNAVAILABLE
+
+
+def test_a_word_in_a_path_cannot_cut_it_short(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def request(method: str, path: str, **_: object) -> httpx.Response:
+        asked.append(path)
+        return httpx.Response(204)
+
+    monkeypatch.setattr(gateway._client, "request", request)  # pyright: ignore[reportPrivateUsage]
+    for name in ("web#old", "web?x=1", "50%"):
+        gateway.call("DELETE", f"/v1/pools/{name}")
+    assert asked == ["/v1/pools/web%23old", "/v1/pools/web%3Fx=1", "/v1/pools/50%25"], "else the pool web were deleted"
+
+
+@pytest.mark.parametrize(("there", "said"), [(2, ""), (3, "wattshift: only the newest 2 are shown\n")])
+def test_a_list_that_is_cut_off_says_so(
+    gateway: Gateway, answers: Answers, capsys: pytest.CaptureFixture[str], there: int, said: str
+) -> None:
+    answers.append((200, {"items": list(range(there)), "next_cursor": None}))
+    assert gateway.newest("/v1/audit", 2) == [0, 1]
+    assert capsys.readouterr().err == said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import os
 import pty
@@ -19,11 +20,14 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from rich import console
 
+from services.cli.client import Gateway
+from services.cli.site import top
 from tests.support.servers import ROOT
 
 NOW = datetime.now(UTC)
@@ -227,3 +231,25 @@ def test_carbon_draws_the_day_before_and_what_is_expected(url: str) -> None:
     assert rows[0].rstrip().endswith("█")
     assert len(rows[0].rstrip()) < len(rows[-1].rstrip()) == 80
     assert "100 gCO2/kWh" in shown
+
+
+def test_many_that_wait_do_not_hide_those_that_run() -> None:
+    class Busy:
+        url = "http://gateway"
+
+        def pages(self, _: str, limit: int, state: list[str]) -> list[Any]:
+            waiting = [{**a_job(1, "queued", REASON), "id": f"job_{number}"} for number in range(limit)]
+            return waiting if state == ["queued"] else JOBS[:1] if state == ["running"] else []
+
+        def get(self, path: str, **_: Any) -> Any:
+            if path == "/v1/reports/savings":
+                return {"days": []}
+            return {"name": "joint", "items": [NODE] if path == "/v1/nodes" else []}
+
+    picture = top.Picture(cast("Gateway", Busy()))
+    picture.look()
+    shown = console.Console(width=200, file=io.StringIO())
+    shown.print(picture.drawn(rows=20))
+    said = cast("io.StringIO", shown.file).getvalue()
+    assert "1 running, 500+ queued" in said
+    assert "train-000" in said

@@ -37,7 +37,7 @@ class FakeGateway(NotingGateway):
     def get(self, path: str) -> Any:
         return ME if path == "/v1/whoami" else USER
 
-    def pages(self, path: str, limit: int) -> list[Any]:
+    def pages(self, path: str) -> list[Any]:
         if path == "/v1/keys" and not self.is_admins:
             raise CliError("no", code=ProblemCode.FORBIDDEN)
         others = [{**KEY, "id": "key_2", "user": None}, {**KEY, "id": "key_3", "tenant_id": "audio"}]

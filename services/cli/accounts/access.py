@@ -14,7 +14,7 @@ from services.cli.values import duration_s, past_time, time_of
 from services.contracts.codes import ProblemCode
 from services.contracts.identity import Role
 
-PAGE = 500
+MOST_ENTRIES = 500  #: Of the audit log, at once
 FIGURES = {
     **dict.fromkeys(("requests_per_min", "tokens_per_min", "month_tokens", "priority"), int),
     **dict.fromkeys(("month_gco2", "month_cost", "least_accuracy_pct"), float),
@@ -40,7 +40,7 @@ def list_tenants(as_json: AsJson = False) -> None:
     """Show the tenants: what each is guaranteed, holds and borrows of the GPUs, and its limits."""
     gateway = Gateway()
     used = {each["tenant_id"]: each for each in gateway.get("/v1/shares")["items"]}
-    found = gateway.pages("/v1/tenants", PAGE)
+    found = gateway.pages("/v1/tenants")
     figures = (">guaranteed", ">used", ">borrowed", ">GPUs", ">active jobs", ">weight", ">requests/s", ">burst")
     shown = output.table("tenant", *figures, "created")
     for tenant in found:
@@ -73,7 +73,7 @@ class TenantLimits:
 
     def given(self) -> dict[str, Any]:
         """Return those that were given; ``none`` removes one."""
-        if self.max_gpus not in (None, "none") and not self.max_gpus.isdigit():
+        if self.max_gpus not in (None, "none") and not self.max_gpus.isdecimal():
             raise CliError(f"--max-gpus {self.max_gpus}: must be a whole number, or none", EXIT_USAGE)
         if self.flex not in (None, "none", "0", "10", "25", "50"):
             raise CliError(f"--flex {self.flex}: must be 0, 10, 25, 50 or none", EXIT_USAGE)
@@ -129,7 +129,7 @@ def list_keys(
     as_json: AsJson = False,
 ) -> None:
     """Show the API keys, newest first, and when each was last used."""
-    found = [key for key in Gateway().pages("/v1/keys", PAGE) if every or key_state(key) == "valid"]
+    found = [key for key in Gateway().pages("/v1/keys") if every or key_state(key) == "valid"]
     words = ("user", "role", "project", "label", "state", "limits")
     shown = output.table("key", "tenant", *words, "created", "last used", "expires")
     for key in found:
@@ -287,7 +287,7 @@ def expire_key(
     """Set when a key stops working."""
     at = None if expires == "never" else _expiry(expires)
     changed = Gateway().call("PATCH", f"/v1/keys/{key}", body={"expires_at": at})
-    output.tell(changed, as_json, f"{key} works " + (f"until {at}" if at else "until it is revoked"))
+    output.tell(changed, as_json, f"{key} works " + (f"until {output.clock(at)}" if at else "until it is revoked"))
 
 
 def revoke_key(key: str) -> None:
@@ -310,7 +310,7 @@ def _expiry(text: str | None) -> str | None:
 def _print_secret(key: dict[str, Any], as_json: bool) -> None:
     if as_json:
         return output.print_json(key)
-    until = f", works until {key['expires_at']}" if key["expires_at"] else ""
+    until = f", works until {output.clock(key['expires_at'])}" if key["expires_at"] else ""
     console.print(f"{key['id']}  {_whose(key)}{until}")
     console.print(f"the key, shown this once: {key['secret']}")
 
@@ -338,7 +338,7 @@ def audit(
     """Show what operators and admins did, newest first."""
     given = {"since": since, "until": until}
     params = {name: past_time(text, f"--{name}").isoformat() for name, text in given.items() if text}
-    found = Gateway().pages("/v1/audit", PAGE, action=action, **params)
+    found = Gateway().newest("/v1/audit", MOST_ENTRIES, action=action, **params)
     shown = output.table("at", "tenant", "key", "action", "target", "details")
     for entry in found:
         details = ", ".join(f"{name} {value}" for name, value in entry["data"].items())
@@ -347,7 +347,6 @@ def audit(
     output.tell(found, as_json, shown if found else "no entries")
 
 
-MOST_KEYS = 10_000
 Tenant = Annotated[str, typer.Option(help="Whose user it is.")]
 Account = Annotated[
     str | None,
@@ -357,7 +356,7 @@ Account = Annotated[
 
 def list_users(tenant: Tenant = "default", as_json: AsJson = False) -> None:
     """Show a tenant's users."""
-    found = Gateway().pages(f"/v1/tenants/{tenant}/users", PAGE)
+    found = Gateway().pages(f"/v1/tenants/{tenant}/users")
     shown = output.table("user", "account", "state", "created")
     for user in found:
         created = f"{output.age(user['created_at'])} ago"
@@ -408,7 +407,7 @@ def enable_user(user: str, tenant: Tenant = "default", as_json: AsJson = False) 
 def _keys(gateway: Gateway) -> list[Any]:
     """Return all keys; none if the caller is not an admin, as only admins see them."""
     try:
-        return gateway.pages("/v1/keys", MOST_KEYS)
+        return gateway.pages("/v1/keys")
     except CliError as error:
         if error.code == ProblemCode.FORBIDDEN:
             return []

@@ -158,7 +158,7 @@ def _form(gateway: Gateway, form: str, facts_file: Path | None, period: dict[str
     if form == "boamps":
         return forms.boamps(found, gateway.get("/v1/nodes")["items"], facts, datetime.now(UTC))
     if form == "annex-xi":
-        return forms.annex_xi(found, gateway.pages("/v1/jobs", 1_000_000), facts)
+        return forms.annex_xi(found, gateway.pages("/v1/jobs"), facts)
     with gateway.stream("/v1/reports/lines", format="jsonl", **given) as answer:
         lines = (json.loads(line) for line in answer.iter_lines())
         if form == "ghg-hourly":

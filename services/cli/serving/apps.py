@@ -25,7 +25,7 @@ def register(app: typer.Typer) -> None:
 
 def list_apps(as_json: AsJson = False) -> None:
     """Show the applications."""
-    found = Gateway().pages("/v1/apps", 100_000)
+    found = Gateway().pages("/v1/apps")
     shown = output.table("application", "fleet", "running", ">requests/s", ">p95", ">accuracy")
     for app in found:
         seen = app["traffic"]
@@ -41,7 +41,7 @@ def show_app(name: AppArgument, as_json: AsJson = False) -> None:
     """Show an application: what of it runs and where, its limits, and the requests of the last minute."""
     gateway = Gateway()
     app = gateway.get(f"/v1/apps/{name}")
-    instances = gateway.pages(f"/v1/apps/{name}/instances", 100_000)
+    instances = gateway.pages(f"/v1/apps/{name}/instances")
     if as_json:
         return output.print_json({**app, "live_instances": instances})
     spec, seen = app["spec"], app["traffic"]

@@ -20,7 +20,7 @@ def register(app: typer.Typer) -> None:
 
 def list_endpoints(as_json: AsJson = False) -> None:
     """Show the registered model servers."""
-    found = Gateway().pages("/v1/endpoints", 100_000)
+    found = Gateway().pages("/v1/endpoints")
     shown = output.table("endpoint", "models", "location", ">capacity", "url")
     for each in found:
         spec = each["spec"]

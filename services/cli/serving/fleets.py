@@ -31,7 +31,7 @@ def register(app: typer.Typer) -> None:
 
 def list_fleets(as_json: AsJson = False) -> None:
     """Show the fleets."""
-    found = Gateway().pages("/v1/fleets", 100_000)
+    found = Gateway().pages("/v1/fleets")
     shown = output.table("fleet", ">GPUs", "model", "zone", "applications", "plan")
     for fleet in found:
         spec = fleet["spec"]

@@ -48,7 +48,7 @@ def register(app: typer.Typer) -> None:
 
 def list_pools(as_json: AsJson = False) -> None:
     """Show the pools."""
-    found = Gateway().pages("/v1/pools", 100_000)
+    found = Gateway().pages("/v1/pools")
     shown = output.table("pool", "mode", ">revision", "planned", "instances")
     for pool in found:
         instances = ", ".join(f"{count} {output.state(name)}" for name, count in pool["instances"].items())
@@ -60,7 +60,7 @@ def show_pool(name: PoolArgument, as_json: AsJson = False) -> None:
     """Show a pool: its spec, the plan in force, its instances."""
     gateway = Gateway()
     pool = gateway.get(f"/v1/pools/{name}")
-    instances = gateway.pages(f"/v1/pools/{name}/instances", 100_000)
+    instances = gateway.pages(f"/v1/pools/{name}/instances")
     plan = _plan_in_force(gateway, pool)
     if as_json:
         return output.print_json({**pool, "plan": plan, "live_instances": instances})

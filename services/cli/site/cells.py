@@ -82,5 +82,5 @@ def remove_cell(
     ] = False,
 ) -> None:
     """Remove a cell that has no jobs of this installation any more."""
-    Gateway().call("DELETE", f"/v1/cells/{name}?lost=true" if lost else f"/v1/cells/{name}")
+    Gateway().call("DELETE", f"/v1/cells/{name}", lost=lost or None)
     console.print(f"{name} is removed")

@@ -7,7 +7,6 @@ import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
-from urllib.parse import quote
 
 import typer
 from rich.console import RenderableType
@@ -59,7 +58,7 @@ def list_days(
     as_json: AsJson = False,
 ) -> None:
     """Show what was decided about an engine's jobs day by day, and what a dry run would have saved."""
-    found = Gateway().get(f"/v1/engines/{quote(name, safe='')}/days", days=days)["items"]
+    found = Gateway().get(f"/v1/engines/{name}/days", days=days)["items"]
     if as_json:
         output.print_json(found)
     elif not found:
@@ -107,7 +106,7 @@ def list_jobs(
     as_json: AsJson = False,
 ) -> None:
     """Show which jobs wait in an engine, until when each is held for a greener hour, and what that saves."""
-    found = Gateway().get(f"/v1/engines/{quote(name, safe='')}/jobs", **({"held": True} if would else {}))
+    found = Gateway().get(f"/v1/engines/{name}/jobs", **({"held": True} if would else {}))
     if as_json:
         return output.print_json(found)
     if found["items"]:

@@ -37,7 +37,7 @@ def register(app: typer.Typer) -> None:
 
 def list_orders(as_json: AsJson = False) -> None:
     """Show the orders, the newest first."""
-    found = Gateway().pages("/v1/grid/orders", 50)
+    found = Gateway().newest("/v1/grid/orders", 50)
     shown = output.table("order", "state", "zone", "from", "until", ">limit", ">baseline", ">drawn", ">least")
     for order in found:
         times = _time(order["start_at"]), _time(order["end_at"])
@@ -260,7 +260,7 @@ def maintain(
 
 def list_reservations(as_json: AsJson = False) -> None:
     """Show what is reserved, the newest first."""
-    found = Gateway().pages("/v1/reservations", 50)
+    found = Gateway().newest("/v1/reservations", 50)
     shown = output.table("reservation", "for", "state", "from", "until", ">GPUs", "nodes")
     for each in found:
         times = output.clock(each["start_at"]), output.clock(each["end_at"])

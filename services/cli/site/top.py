@@ -26,7 +26,7 @@ from services.cli.reports import savings
 from services.cli.site.cluster import DAY_S, WINDOW_S, curve_of
 
 STATES = ("running", "starting", "preempting", "queued", "held")
-MOST_JOBS = 500
+MOST_JOBS = 500  #: Of each state
 SPARK = 48
 
 
@@ -75,8 +75,11 @@ class Picture:
     def look(self) -> None:
         """Ask the gateway; while it does not answer, its last answers stay on the screen."""
         try:
-            found = self._gateway.pages("/v1/jobs", MOST_JOBS, state=list(STATES))
-            self._jobs = sorted(found, key=lambda job: (STATES.index(job["state"]), job["submitted_at"]))
+            # State by state: of many, the newest would else leave out those that run.
+            found = {
+                job["id"]: job for state in STATES for job in self._gateway.pages("/v1/jobs", MOST_JOBS, state=[state])
+            }
+            self._jobs = sorted(found.values(), key=lambda job: (STATES.index(job["state"]), job["submitted_at"]))
             self._policy = self._gateway.get("/v1/policies/active")["name"]
             self._nodes = self._read_nodes()
             self._grid = self._read_grid()
@@ -121,7 +124,8 @@ class Picture:
 
     def _head(self) -> Text:
         counts = {state: sum(job["state"] == state for job in self._jobs) for state in STATES}
-        jobs = ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "no jobs"
+        more = {state: "+" if count >= MOST_JOBS else "" for state, count in counts.items()}
+        jobs = ", ".join(f"{count}{more[state]} {state}" for state, count in counts.items() if count) or "no jobs"
         head = Text.assemble(("wattshift ", "bold"), (self._gateway.url, "cyan"), f"  policy {self._policy}  {jobs}  ")
         if self._problem:
             head.append(f"{self._problem} (as of {output.clock(self._seen_at, '%H:%M:%S')})", style="bold red")
