@@ -142,7 +142,7 @@ def test_a_running_job_says_what_the_next_round_does() -> None:
 
     assert "  since: 12:10 CET (50 min ago), on n1[0, 1]" in shown
     assert "  ends: unknown" in shown
-    assert "  next round (13:30 CET (in 30 min)): it would be stopped and restarted on 4 GPUs. It grows." in shown
+    assert "  next round, 13:30 CET (in 30 min): it would be stopped and restarted on 4 GPUs. It grows." in shown
 
 
 @pytest.mark.parametrize("kind", ["waiting", "running", "ended"])

@@ -48,6 +48,15 @@ def test_a_job_runs_where_and_as_it_was_submitted(run: Run, gateway: Gateway, tm
     assert spec["labels"] == {"user": "ada"}
 
 
+@pytest.mark.parametrize("deadline", ["2020-01-01", "+6h"])
+def test_a_deadline_that_has_passed_is_said(
+    run: Run, gateway: Gateway, capsys: pytest.CaptureFixture[str], deadline: str
+) -> None:
+    app(["submit", "--deadline", deadline, "--name", "late", "-c", "true"], standalone_mode=False)
+    said = "wattshift: the deadline of late has passed already"
+    assert (said in capsys.readouterr().err) == (deadline == "2020-01-01")
+
+
 def test_what_follows_two_dashes_is_the_command_untouched(run: Run, gateway: Gateway) -> None:
     spec = submitted(run, gateway, "--gpus", "2", "--", "python3", "train.py", "--x", "a b", "--gpus", "9", "--", "$X")
 

@@ -14,7 +14,8 @@ EVENTS = ("job.started", "job.ended", "budget.exceeded", "node.lost")
 
 
 def register(app: typer.Typer) -> None:
-    webhooks = Group(app, "webhooks", "Have messages about jobs, budgets and nodes posted to an address.")
+    words = "Have messages about jobs, budgets and nodes posted to an address."
+    webhooks = Group(app, "webhooks", words, list_webhooks)
     webhooks.add(create_webhook, list_webhooks, show_webhook, rotate_webhook, test=send_test)
     webhooks.add(enable_webhook, disable_webhook, delete_webhook)
 

@@ -38,7 +38,8 @@ def estimate_lines(name: str, estimate: dict[str, Any], now: datetime) -> list[s
     lines = [first, f"  cluster: {free}, {_waiting(estimate['waiting_jobs'])}; policy {estimate['policy']}"]
     if not estimate["starts_now"]:
         expected = output.instant(estimate["expected_start_at"])
-        when = "unknown" if expected is None else f"in {output.duration((expected - now).total_seconds())} ({expected})"
+        ahead_s = 0.0 if expected is None else max((expected - now).total_seconds(), 0.0)
+        when = f"in {output.duration(ahead_s)} ({output.clock(expected)})" if expected else "unknown"
         lines.append(f"  start: {when}")
     if estimate["duration_s"] is not None:
         lines.append(f"  length: {output.duration(estimate['duration_s'])}")

@@ -247,7 +247,7 @@ class Page:
         if following := running["next"]:
             what = "it would be stopped" if following["action"] == "stop" else "it would run on"
             size = f" and restarted on {following['gpus']} GPUs" if following["gpus"] else ""
-            when = f" ({self._time(following['at'])})" if following["at"] else ""
+            when = f", {self._time(following['at'])}" if following["at"] else ""
             detail = "" if following["detail"] in self._found["summary"] else f" {following['detail']}"
             yield f"  next round{when}: {what}{size}.{detail}"
 

@@ -51,7 +51,7 @@ class SpecOptions:
     within: Annotated[
         str | None, of_job(metavar="LEVEL", help="Level of the network that all its GPUs must share, such as rack.")
     ] = None
-    near: Annotated[str | None, of_job(metavar="LEVEL", help="The same, where that delays it no more.")] = None
+    near: Annotated[str | None, of_job(metavar="LEVEL", help="The same, but only where that does not delay it.")] = None
     container: Annotated[str | None, of_job(help="Container image to run in.", metavar="IMAGE")] = None
     workdir: Annotated[Path | None, of_job(help="Folder to run in; by default the present one.")] = None
     env: Annotated[

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -257,6 +258,8 @@ def submit(
         raise CliError(f"--follow shows the output of one job, not of {len(specs)}; use --wait", EXIT_USAGE)
     coming = checked_results(options.results or [], specs, ends=wait or follow)
     _say_where_messages_go(gateway, specs)
+    if late := [spec.name for spec in specs if spec.deadline is not None and spec.deadline <= datetime.now(UTC)]:
+        output.say(f"wattshift: the deadline of {', '.join(dict.fromkeys(late[:5]))} has passed already")
     sources.send(gateway)
     accepted = submit_all(gateway, specs, idempotency_key)
     _announce(accepted, as_json=as_json, follow=follow, wait=wait)

@@ -261,7 +261,8 @@ def _quality(found: Report) -> str:
     gap = abs(total["gpu_energy_j"] - metered) / metered if metered else 0.0
     missing = found["total_accounts"]["unknown"]
     items = [
-        f"GPU energy in the ledger differs by {gap:.4%} from the devices' own counters ({output.energy(metered)}).",
+        f"GPU energy in the ledger differs by {100 * gap:.4f} % from the devices' own counters "
+        f"({output.energy(metered)}).",
         f"{share(total['estimated_energy_j'], total['energy_j'])} of the energy was modelled or configured.",
         f"Unknown inputs: {', '.join(missing)}." if missing else "No input is unknown.",
     ]

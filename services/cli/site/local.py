@@ -45,7 +45,7 @@ Listen = Annotated[
     str | None,
     typer.Option(
         metavar="[HOST:PORT]",
-        help=f"Let nodes on other hosts join over TLS, by default at {joining.DEFAULT}; '' lets in no more.",
+        help=f"Let nodes on other hosts join over TLS, by default at {joining.DEFAULT}; '' lets no more of them in.",
     ),
 ]
 Port = Annotated[
@@ -92,7 +92,7 @@ def up(
     wait: Annotated[
         str | None,
         typer.Option(
-            metavar="DURATION", help="Give up after so long, such as 5m; by default once nothing works on it."
+            metavar="DURATION", help="Give up after this long, such as 5m; by default once it makes no progress."
         ),
     ] = None,
     as_json: AsJson = False,
@@ -241,7 +241,7 @@ def credential(
 
 
 def rotate_secret(
-    finish: Annotated[bool, typer.Option("--finish", help="Accept the secret before no more.")] = False,
+    finish: Annotated[bool, typer.Option("--finish", help="Stop accepting the old secret.")] = False,
     folder: DataDir = None,
 ) -> None:
     """Replace the secret by which services know each other; the old one is accepted too, until --finish.
@@ -286,7 +286,7 @@ def backup(
     backups = _backups()
     with stack_errors(), bar("writing") as advance:
         made = backups.back_up(DataFolder(folder or data_dir()), file, os.environ, advance)
-    console.print(f"{file}: release {made.release}, {made.made_at}; it contains secrets")
+    console.print(f"{file}: release {made.release}, {output.clock(made.made_at, output.SECONDS)}; it contains secrets")
 
 
 def restore(
