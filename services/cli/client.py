@@ -114,7 +114,12 @@ class Gateway:
     def __init__(self, url: str | None = None, key: str | None = None, timeout_s: float = 30) -> None:
         self.url = url or gateway_url()
         owners = [] if (folder := installation_of(self.url)) is None else [folder.stat().st_uid]
-        self._client = Client(self.url, key or api_key(), timeout_s=timeout_s, trusted=owners)
+        try:
+            self._client = Client(self.url, key or api_key(), timeout_s=timeout_s, trusted=owners)
+        except httpx.InvalidURL as error:
+            raise CliError(f"{self.url!r} is not the address of a gateway: {error}", EXIT_USAGE) from None
+        except UnicodeEncodeError:
+            raise CliError("the API key is none: it has letters beyond ASCII", EXIT_USAGE) from None
         weakref.finalize(self, self._client.close)  # for the commands that leave it to the end of the process
 
     def close(self) -> None:

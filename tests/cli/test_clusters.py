@@ -80,6 +80,8 @@ def test_a_key_that_is_refused_is_not_kept(
     ("words", "exit_code", "says"),
     [
         (("login", "gpu.example.org", "--key-stdin"), EXIT_USAGE, "is not the address of a gateway"),
+        (("login", "http://[::1", "--key-stdin"), EXIT_USAGE, "is not the address of a gateway"),
+        (("login", "http://gpu.example.org:x", "--key-stdin"), EXIT_USAGE, "is not the address of a gateway"),
         (("login", "http://127.0.0.1:1", "--cluster", "local", "--key-stdin"), EXIT_USAGE, "local names"),
         (("login", "http://127.0.0.1:1", "--key-stdin"), EXIT_USAGE, "the API key is empty"),
         (("clusters", "use", "moon"), EXIT_NOT_FOUND, "no login for a cluster 'moon'; known: far, local"),

@@ -10,7 +10,7 @@ import pytest
 
 import wattshift.client
 from services.cli.client import Gateway
-from services.cli.commands import EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_UNAVAILABLE, CliError
+from services.cli.commands import EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_UNAVAILABLE, EXIT_USAGE, CliError
 from services.cli.main import app
 from services.cli.site import grid
 from services.contracts.codes import ProblemCode
@@ -128,3 +128,17 @@ def test_a_list_that_is_cut_off_says_so(
     answers.append((200, {"items": list(range(there)), "next_cursor": None}))
     assert gateway.newest("/v1/audit", 2) == [0, 1]
     assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize(
+    ("url", "key", "said"),
+    [
+        ("http://[::1", "ws_x", "'http://[::1' is not the address of a gateway"),
+        ("http://127.0.0.1:x", "ws_x", "'http://127.0.0.1:x' is not the address of a gateway"),
+        ("http://127.0.0.1:1", "ws_\xe9", "the API key is none"),
+    ],
+)
+def test_what_cannot_be_asked_is_one_line(url: str, key: str, said: str) -> None:
+    with pytest.raises(CliError) as refused:
+        Gateway(url, key)
+    assert (str(refused.value).startswith(said), refused.value.exit_code) == (True, EXIT_USAGE)

@@ -29,8 +29,12 @@ def login(
     key_stdin: Annotated[bool, typer.Option("--key-stdin", help="Read the API key from standard input.")] = False,
 ) -> None:
     """Log in to a cluster: check an API key and keep it for later commands."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # which is looked at only now
+    except ValueError:
+        parts = None
+    if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
         raise CliError(f"{url!r} is not the address of a gateway; write https://HOST or http://HOST:PORT", EXIT_USAGE)
     name = cluster or parts.hostname
     if name == LOCAL:

@@ -59,8 +59,8 @@ def rows(array: dict[str, Any]) -> dict[str, str]:
         "of which": counts(array),
         "waiting for": waiting_words(array) or "-",
         "GPUs": str(array["gpus"]),
-        "submitted": f"{array['submitted_at']} ({output.age(array['submitted_at'])} ago)",
-        "ended": array.get("ended_at") or "-",
+        "submitted": f"{output.clock(array['submitted_at'], output.SECONDS)} ({output.age(array['submitted_at'])} ago)",
+        "ended": output.clock(array.get("ended_at"), output.SECONDS),
         "energy": f"{output.energy(footprint['energy_j'])} ({output.energy(footprint['gpu_energy_j'])} by GPUs)",
         "emissions": f"{output.carbon(footprint['carbon_gco2'])} CO2",
     }

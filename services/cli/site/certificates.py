@@ -30,7 +30,9 @@ def init(
     from cryptography import x509
 
     if (folder / "ca.key").exists():
-        raise CliError(f"{folder / 'ca.key'} exists and is kept: every certificate would have to be issued again")
+        kept = f"{folder / 'ca.key'} exists and is kept: every certificate would have to be issued again"
+        lost = "; its ca.crt is missing: put it back or, if no host has it, remove the key"
+        raise CliError(kept + ("" if (folder / "ca.crt").exists() else lost))
     key = _new_key()
     name = _name("Wattshift CA")
     usage = _key_usage(key_cert_sign=True, crl_sign=True)
