@@ -204,7 +204,7 @@ def test_clocks_are_shown_as_they_are_and_as_they_were(wattshift: Any, database_
     for part in parts:
         assert part in shown
     assert wattshift("clocks", "clocked", "--since", "1min", "--json") == []
-    with pytest.raises(CliError, match=r"--since: .soon. is not a duration"):
+    with pytest.raises(CliError, match=r"--since: .soon. is neither an age"):
         wattshift("clocks", "clocked", "--since", "soon")
     execute(database_url, "UPDATE server_clocks SET dry_run = false")
     kept = "1305 MHz, learned, kept for 25 % of the minute: nothing seen of its requests "
