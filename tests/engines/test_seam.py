@@ -37,6 +37,25 @@ async def test_a_job_is_released_by_the_plan_and_follows_what_the_engine_does(wo
     assert await world.events(job["id"]) == ["submitted", "starting", "deviation", "running", "succeeded"]
 
 
+async def test_a_run_of_which_nobody_says_where_it_is_keeps_no_other_job_from_its_turn(world: World) -> None:
+    bridge = Bridge(world)
+    await bridge.enrol()
+    await bridge.say(a_job("1", gpus=2))
+    assert len((await bridge.claims())["1"]) == 2
+
+    await bridge.say(a_job("1", "running", gpus=2, revision=1), a_job("2", "running", gpus=2), a_job("3", gpus=2))
+    await world.scheduler.turn()
+
+    assert [(await bridge.job(name))["state"] for name in "123"] == ["running", "running", "starting"]
+    assert {name: len(held) for name, held in (await bridge.claims()).items()} == {"1": 2, "3": 2}
+    await bridge.say(
+        a_job("2", "running", gpus=2, shares=[on("g2", 1, 3)]), a_job("1", "succeeded", gpus=2, revision=1)
+    )
+    await world.scheduler.turn()
+    assert (await bridge.claims())["2"] == {("slurm.g2", 1), ("slurm.g2", 3)}
+    assert "deviation" not in await world.events((await bridge.job("1"))["id"])
+
+
 async def test_its_jobs_are_numbered_with_those_of_their_tenant(world: World) -> None:
     await world.fetch(
         "INSERT INTO tenants (id, limits, last_number) VALUES ('default', '{}', 4) "

@@ -119,10 +119,9 @@ class _Fold:
         self._connection = connection
         self._row = row
         self.report = EngineJob.as_stored(row.report)
-        self.devices: folding.Devices = {
-            node_name(row.engine, share.node): sorted(share.devices) for share in self.report.shares
-        }
+        reported = {node_name(row.engine, share.node): sorted(share.devices) for share in self.report.shares}
         planned = {share["node_id"]: sorted(share["devices"]) for share in row.shares or ()}
+        self.devices: folding.Devices = reported or planned  # one that does not say where it runs is where it was
         decision: Json = row.decision or {}
         known = folding.Known(
             job=None if row.job_state is None else JobState(row.job_state),

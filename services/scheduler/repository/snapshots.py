@@ -64,7 +64,7 @@ _LIVE = """
   LEFT JOIN footprints f ON f.job_id = j.id
   LEFT JOIN reported_work p ON p.job_id = j.id
   LEFT JOIN job_predictions q ON q.job_id = j.id AND q.predicted_at IS NOT NULL
- WHERE j.state IN ('queued', 'starting', 'running', 'preempting') AND j.cell IS NULL
+ WHERE j.state IN ('queued', 'starting', 'running', 'preempting') AND j.cell IS NULL AND a.gpus IS DISTINCT FROM 0
    AND NOT (EXISTS (SELECT FROM held_projects)  -- asked once: mostly there is none
             AND j.state = 'queued' AND j.spec -> 'service' IS NULL AND EXISTS (
        SELECT FROM held_projects b WHERE b.tenant_id = j.tenant_id AND b.project IN ('', j.project)))
@@ -77,7 +77,8 @@ VERSIONS = f"""
 SELECT j.id, j.xmin, coalesce(a.xmin, '0'), coalesce(f.version, '0'), coalesce(p.version, '0'), coalesce(q.xmin, '0')
 {_LIVE}
 """
-# Jobs beyond their project's budget are not there to be started; admission holds them and says why.
+# Jobs beyond their project's budget are not there to be started; admission holds them and says why. Nor is a run of
+# which its engine has not said where it is (Slurm does not while a job completes): nothing can be decided about it.
 
 SPECS = "SELECT id, tenant_id, spec FROM jobs WHERE id = ANY($1::text[]) ORDER BY id"
 
