@@ -358,6 +358,84 @@ async def test_holds_go_to_the_cell_and_come_back(pair: Pair) -> None:
     assert (await pair.job(job_id))["detail"] == "Cell north had it."
 
 
+@pytest.mark.parametrize("settled", [True, False])
+async def test_a_copy_whose_job_has_ended_is_cancelled_in_a_cell_that_was_restored(pair: Pair, settled: bool) -> None:
+    await pair.add()
+    job_id = await pair.home.submit({"cells": ["any"]})
+    await pair.turns(2)
+    await pair.cell.start((await pair.copies())[0]["id"])
+    await pair.cell.end((await pair.copies())[0]["id"])
+    if settled:
+        await pair.cell.database.execute(f"UPDATE jobs SET ended_at = now() - interval '{SETTLES_S + 1} s'")
+    await pair.turns(2)
+    await pair.cell.database.execute("UPDATE jobs SET state = 'queued', ended_at = NULL, generation = 1000")
+    await pair.turns(2)
+    assert [each["state"] for each in await pair.copies()] == ["cancelled"]
+    assert (await pair.job(job_id))["state"] == "succeeded"
+
+
+async def test_a_copy_that_was_withdrawn_does_not_run_in_a_cell_that_was_restored(pair: Pair) -> None:
+    await pair.add()
+    job_id = await pair.home.submit({"cells": ["any"]})
+    await pair.turns()
+    pair.door.gco2_per_hour = 200.0
+    await pair.turns(3)
+    assert (await pair.job(job_id))["cell"] is None
+    await pair.cell.database.execute("UPDATE jobs SET state = 'queued', ended_at = NULL, cancel_requested = false")
+    await pair.turns(2)
+    assert [each["state"] for each in await pair.copies()] == ["cancelled"]
+    assert (await pair.job(job_id))["state"] == "queued"
+
+
+async def test_a_copy_of_a_job_that_is_not_known_is_told_and_left_alone(pair: Pair) -> None:
+    await pair.add()
+    job_id = await pair.home.submit({"cells": ["any"]})
+    await pair.turns()
+    await pair.home.database.execute("TRUNCATE jobs, cell_jobs CASCADE")
+    await pair.turns()
+    (cell,) = (await pair.home.ask("GET", "/v1/cells", role="operator")).json()["items"]
+    assert job_id in cell["problem"]
+    assert [each["state"] for each in await pair.copies()] == ["queued"]
+
+
+async def test_a_job_that_its_cell_has_forgotten_can_be_cancelled(pair: Pair) -> None:
+    await pair.add()
+    job_id = await pair.home.submit({"cells": ["any"]})
+    await pair.turns(2)
+    await pair.cell.database.execute("TRUNCATE jobs CASCADE")
+    await pair.turns(2)
+    assert (await pair.job(job_id))["state"] == "queued"
+    (cell,) = (await pair.home.ask("GET", "/v1/cells", role="operator")).json()["items"]
+    assert job_id in cell["problem"]
+    await pair.home.ask("POST", f"/v1/jobs/{job_id}/cancel")
+    await pair.turns(2)
+    job = await pair.job(job_id)
+    assert (job["state"], job["detail"]) == ("cancelled", "Cell north does not know it any more.")
+
+
+async def test_a_ledger_that_has_less_than_before_leaves_no_hour_with_less_than_nothing(pair: Pair) -> None:
+    await pair.add()
+    await pair.home.submit({"cells": ["any"]})
+    await pair.turns()
+    (copy,) = await pair.copies()
+    await pair.cell.start(copy["id"])
+    used = (
+        "INSERT INTO job_footprints (job_id, energy_j, gpu_energy_j, estimated_energy_j, carbon_gco2, gpu_s) "
+        "VALUES ($1, 100, 60, 10, 5, 2)"
+    )
+    await pair.cell.database.execute(used, copy["id"])
+    lines = "SELECT energy_j, carbon_gco2 FROM cell_lines ORDER BY hour"
+    await pair.turns(2)
+    await pair.cell.database.execute("UPDATE job_footprints SET energy_j = 90")
+    await pair.turns()
+    assert [tuple(row) for row in await pair.home.database.fetch(lines)] == [(90, 5)]
+    await pair.home.database.execute("UPDATE cell_energy SET hour = hour - interval '1 h'")
+    for energy_j, since_j in ((20, 0), (130, 40)):
+        await pair.cell.database.execute("UPDATE job_footprints SET energy_j = $1", energy_j)
+        await pair.turns()
+        assert [tuple(row) for row in await pair.home.database.fetch(lines)] == [(90, 5), (since_j, 0)]
+
+
 async def test_what_cannot_be_kept_of_one_cell_keeps_no_other_from_its_turn(pair: Pair) -> None:
     await pair.add(name="a-mad-one")
     await pair.add(name="north")

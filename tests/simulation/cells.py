@@ -20,7 +20,7 @@ from typing import Any, cast
 import orjson
 
 from services.admission.cells.placing import Placing
-from services.admission.cells.remote import COPY_LABEL, HOME_LABEL, RemoteCell, RemoteJob
+from services.admission.cells.remote import COPY_LABEL, HOME_LABEL, RemoteCell, RemoteJob, RemoteSpec
 from services.admission.jobs import Jobs
 from services.admission.steering import Command
 from services.contracts.codes import ProblemCode
@@ -60,7 +60,12 @@ class _Copy:
     def seen(self) -> RemoteJob:
         footprint = JobFootprint(energy_j=self.energy_j, carbon_gco2=self.energy_j / 10)
         return RemoteJob(
-            id=self.id, state=self.state, generation=self.generation, footprint=footprint, ended_at=self.ended_at
+            id=self.id,
+            spec=RemoteSpec(labels=self.labels),
+            state=self.state,
+            generation=self.generation,
+            footprint=footprint,
+            ended_at=self.ended_at,
         )
 
     def become(self, state: JobState) -> None:

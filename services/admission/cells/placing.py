@@ -101,6 +101,9 @@ class Placing:
             for each in given:
                 if time.monotonic() < until_s:
                     problem = await self._advance(cell, each, live) or problem
+            for remote_id in live.keys() - {each.remote_id for each in given}:
+                if time.monotonic() < until_s:
+                    problem = await self._end_stray(cell, live[remote_id]) or problem
         except Exception as error:  # whatever befalls one cell, the others have their turn
             if is_connection_error(error):
                 raise
@@ -131,8 +134,32 @@ class Placing:
         except ProblemError as error:
             if error.problem_code is ProblemCode.UNAVAILABLE and not isinstance(error, UnreadableError):
                 raise  # it is no fault of the cell over this one job
+            if error.problem_code is ProblemCode.NOT_FOUND and row.remote_id is not None and row.cancel_requested:
+                async with self._engine.begin() as connection:
+                    detail = f"Cell {cell.row.name} does not know it any more."
+                    await CellRepository(connection).back(row.job_id, row.attempt, detail)
+                return None
             log.warning("cell.refused", cell=cell.row.name, job=row.job_id, error=error.detail)
             return f"{row.job_id}: {error.detail}"
+        return None
+
+    async def _end_stray(self, cell: Heard, copy: RemoteJob) -> str | None:
+        """Cancel a copy of a job that has ended or is elsewhere, as a cell restored from a backup has them again."""
+        job_id, _, attempt = copy.spec.labels.get(COPY_LABEL, "").partition(".")
+        if not attempt.isdecimal():
+            return None
+        async with self._engine.connect() as connection:
+            over = await CellRepository(connection).is_over(job_id, int(attempt))
+        if over is None:
+            return f"{copy.id} is a copy of {job_id}, which is not known here."
+        if over:
+            log.warning("cell.stray", cell=cell.row.name, job=job_id, copy=copy.id)
+            try:
+                await cell.remote.steer(copy.id, Command.CANCEL)
+            except ProblemError as error:
+                if error.problem_code is ProblemCode.UNAVAILABLE:
+                    raise
+                return f"{copy.id}, a copy of {job_id} that is no longer wanted: {error.detail}"
         return None
 
     async def _send(self, cell: Heard, row: GivenRow) -> None:
@@ -314,9 +341,9 @@ def wanted(
         seen: The state in which the copy was last seen, which the job had then; None: it was never seen.
         copy: The copy's state now.
     """
-    if copy.is_final or state.is_final:
+    if copy.is_final:
         return None
-    if cancel_requested:
+    if cancel_requested or state.is_final:  # one that had ended is back, as in a cell restored from a backup
         return Command.CANCEL
     if hold_requested:
         return None if copy is JobState.HELD else Command.HOLD

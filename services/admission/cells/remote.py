@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeVar
 from urllib.parse import quote
 
 import aiohttp
-from pydantic import AfterValidator, TypeAdapter, ValidationError
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from services.contracts.codes import ProblemCode
 from services.contracts.explanations import StartEstimate
@@ -40,10 +40,17 @@ def _within_bounds(footprint: JobFootprint) -> JobFootprint:
     return footprint
 
 
+class RemoteSpec(Message):
+    """What of a copy's spec is looked at."""
+
+    labels: dict[str, str] = Field(default_factory=dict[str, str])
+
+
 class RemoteJob(Message):
     """What of a job's copy is kept, within what this installation can keep."""
 
     id: Text
+    spec: RemoteSpec = Field(default_factory=RemoteSpec, exclude=True)
     state: JobState
     reason: Text | None = None
     detail: Text | None = None

@@ -141,6 +141,11 @@ UPDATE jobs SET cell = '', state = :state, reason = :reason, detail = :detail, h
  WHERE id = :job_id
 """)
 
+_IS_OVER = text("""
+SELECT j.ended_at IS NOT NULL OR coalesce((t.attempt, t.state = 'over') >= (:attempt, true), false)
+  FROM jobs j LEFT JOIN cell_jobs t ON t.job_id = j.id WHERE j.id = :job_id
+""")
+
 _TERMS = text("UPDATE cell_jobs SET zone = :zone, signal = :signal, pue = :pue WHERE job_id = :job_id")
 
 _MIRROR = text("""
@@ -160,12 +165,20 @@ UPDATE cell_jobs SET seen = CAST(:seen AS jsonb),
 
 _AMOUNTS = ("energy_j", "gpu_energy_j", "estimated_energy_j", "carbon_gco2", "gpu_s")
 
-# What a cell's ledger has in all, less what was noted before, so that repeating it adds nothing.
+_HOUR = "date_trunc('hour', least(now(), coalesce(CAST(:ended_at AS timestamptz), now())), 'UTC')"
+
+
+def _added(name: str) -> str:
+    noted, this_hour = f"coalesce(sum(n.{name}), 0)", f"coalesce(sum(n.{name}) FILTER (WHERE n.hour = {_HOUR}), 0)"
+    return f"greatest(:{name} - {noted}, -{this_hour})"
+
+
+# What a cell's ledger has in all, less what was noted before, so that repeating it adds nothing. A ledger that has less
+# than before, as one restored from a backup, leaves no hour with less than nothing.
 _ENERGY = text(f"""
 INSERT INTO cell_energy AS e (job_id, attempt, cell, hour, zone, signal, pue, {", ".join(_AMOUNTS)})
 SELECT t.job_id, t.attempt, t.cell,
-       date_trunc('hour', least(now(), coalesce(CAST(:ended_at AS timestamptz), now())), 'UTC'),
-       t.zone, t.signal, t.pue, {", ".join(f":{name} - coalesce(sum(n.{name}), 0)" for name in _AMOUNTS)}
+       {_HOUR}, t.zone, t.signal, t.pue, {", ".join(map(_added, _AMOUNTS))}
   FROM cell_jobs t LEFT JOIN cell_energy n ON n.job_id = t.job_id AND n.attempt = t.attempt
  WHERE t.job_id = :job_id AND t.attempt = :attempt
  GROUP BY t.job_id HAVING coalesce(sum(n.energy_j), 0) <> :energy_j
@@ -358,6 +371,10 @@ class CellRepository(Repository):
         values = {"job_id": job_id, "state": state.value, "reason": reason, "detail": detail}
         await self._connection.execute(_BACK, values)
         await self.event(job_id, f"job.{state}", state=state.value, detail=detail)
+
+    async def is_over(self, job_id: str, attempt: int) -> bool | None:
+        """Return whether a job has ended or been taken back since an attempt; None: there is no such job."""
+        return await self._value(_IS_OVER.bindparams(job_id=job_id, attempt=attempt))
 
     async def terms(self, job_id: str, zone: str, signal: str, pue: float) -> None:
         """Note by which terms a cell's ledger prices a job."""
