@@ -102,8 +102,8 @@ class Placing:
                 if time.monotonic() < until_s:
                     problem = await self._advance(cell, each, live) or problem
             for remote_id in live.keys() - {each.remote_id for each in given}:
-                if time.monotonic() < until_s:
-                    problem = await self._end_stray(cell, live[remote_id]) or problem
+                if (copy := live[remote_id]) is not None and time.monotonic() < until_s:
+                    problem = await self._end_stray(cell, copy) or problem
         except Exception as error:  # whatever befalls one cell, the others have their turn
             if is_connection_error(error):
                 raise
