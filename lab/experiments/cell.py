@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from lab.experiments.hosts import LabOptions
 from lab.experiments.plan import Cell, Trace
 from lab.foresight import PREDICTORS, RETRAIN_S, learning
 from services.core.domain.arrays import Floats
@@ -109,7 +110,7 @@ def options_of(cell: Cell) -> EngineOptions:
     """Return the options of a cell's run: policies that do not scale jobs run them at the sizes users asked for."""
     rigid = not policy_entry(cell.choice.policy).elastic and "gang" not in cell.choice.params
     given = {name: value for name, value in cell.engine_options.items() if name not in ("predictor", "retrain_s")}
-    return EngineOptions(**{"rigid": rigid, **given})
+    return LabOptions(**{"rigid": rigid, **given})
 
 
 def on_grid(result: SimulationResult, trace: CarbonTrace) -> SimulationResult:

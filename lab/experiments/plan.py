@@ -40,12 +40,12 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from lab.earlier_runs import EarlierRuns
+from lab.experiments.hosts import LabOptions
 from lab.foresight import RETRAIN_S, learning
 from services.core.domain.errors import DomainError
 from services.kit.text import decoded
 from services.simulator.bundles import BUNDLED_ZONES
 from services.simulator.catalogue import catalogue
-from services.simulator.engine.options import EngineOptions
 from services.simulator.readers.carbon import FORECASTS
 
 RESULT_VERSION = 3
@@ -202,7 +202,7 @@ def load_experiment(path: Path) -> Experiment:
 def _check_options(options: dict[str, Any], path: Path) -> None:
     """Check what the engine would be given, so that a mistake shows before the first cell runs."""
     given = {name: value for name, value in options.items() if name != "predictor"}
-    defaults = {"retrain_s": RETRAIN_S} | {each.name: each.default for each in fields(EngineOptions)}
+    defaults = {"retrain_s": RETRAIN_S} | {each.name: each.default for each in fields(LabOptions)}
     for name, value in given.items():
         if name not in defaults:
             raise DomainError(f"{path}: options: the engine has no option {name!r}")
@@ -212,7 +212,7 @@ def _check_options(options: dict[str, Any], path: Path) -> None:
             raise DomainError(f"{path}: options: {name} must be {wanted}, not {value!r}")
     try:
         learning(EarlierRuns("mean"), given.pop("retrain_s", RETRAIN_S))
-        EngineOptions(**given)
+        LabOptions(**given)
     except DomainError as error:
         raise DomainError(f"{path}: options: {error}") from error
 

@@ -8,7 +8,8 @@ from services.core.domain.gpus import likeliest_gpu_model
 from services.core.domain.solving import Method, Report, SolveStatus, unreported
 from services.core.parallel.iteration import Network
 from services.core.policies.allocation import Allocation, GivenJobs, GivenNodes, allocate
-from services.core.policies.powerflow.allocate import Choices, Greedy
+from services.core.policies.powerflow.allocate import Choices
+from services.core.policies.powerflow.config import PowerflowConfig
 from services.solving.layouts import graph_of
 
 
@@ -66,8 +67,8 @@ def solve_allocation(problem: AllocationProblem, report: Report = unreported) ->
         DomainError: The problem makes no sense as a whole.
     """
     jobs, nodes = given(problem)
-    greedy = Greedy(problem.marginal, problem.queue, problem.at_limit)
-    found = allocate(jobs, nodes, greedy, Method(problem.placement), report)
+    config = PowerflowConfig(marginal=problem.marginal, queue=problem.queue, at_limit=problem.at_limit)
+    found = allocate(jobs, nodes, config, Method(problem.placement), report)
     found.check(jobs, nodes)
     kept = found.keeps_limit(nodes)
     return AllocationResult(

@@ -21,7 +21,7 @@ from typing import TypeVar
 import numpy as np
 
 from services.core.cycle.run_cycle import run_cycle
-from services.core.policies.powerflow.allocate import Greedy
+from services.core.policies.powerflow.config import PowerflowConfig
 from services.core.policies.registry import build_policy
 from services.core.profiles.profile import JobModel
 from tests.benchmarks.results import write_result
@@ -31,9 +31,9 @@ from tests.support.powerflow_clusters import an_hour_on, fitted_models, gangs_of
 SIZES = {(1_000, 4_096): 1.0, (10_000, 16_384): 10.0}
 """(jobs, GPUs): the most CPU seconds a re-planning may take."""
 GREEDIES = {
-    "as printed": Greedy(),
-    "per GPU of the step": Greedy(marginal="energy_and_gpu"),
-    "per watt of the limit": Greedy(marginal="power"),
+    "as printed": PowerflowConfig(),
+    "per GPU of the step": PowerflowConfig(marginal="energy_and_gpu"),
+    "per watt of the limit": PowerflowConfig(marginal="power"),
 }
 CASES = 400
 PARTS = ("tables", "all_arrive", "busy")

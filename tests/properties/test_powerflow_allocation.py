@@ -6,33 +6,33 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.core.policies.powerflow.allocate import Greedy
+from services.core.policies.powerflow.config import PowerflowConfig
 from tests.support.powerflow import IDLE_W, greedily, random_choices
 
 seeds = st.integers(0, 2**32 - 1)
-greedies = st.builds(
-    Greedy,
+configs = st.builds(
+    PowerflowConfig,
     marginal=st.sampled_from(["energy", "energy_and_gpu", "power"]),
     queue=st.sampled_from(["submitted", "shortest"]),
     at_limit=st.sampled_from(["stop", "skip"]),
 )
 
 
-@given(seeds, st.integers(0, 12), st.integers(1, 40), st.floats(0.0, 1.2), greedies)
+@given(seeds, st.integers(0, 12), st.integers(1, 40), st.floats(0.0, 1.2), configs)
 def test_gangs_are_whole_powers_of_two_within_devices_and_limit(
-    seed: int, n_jobs: int, gpus: int, share: float, greedy: Greedy
+    seed: int, n_jobs: int, gpus: int, share: float, config: PowerflowConfig
 ) -> None:
     rng = np.random.default_rng(seed)
     choices, work_s = random_choices(rng, n_jobs), rng.lognormal(8.0, 2.0, n_jobs)
     limit_w = gpus * (IDLE_W + share * 350.0)
 
-    given_out = greedily(choices, work_s, gpus, limit_w, greedy)
+    given_out = greedily(choices, work_s, gpus, limit_w, config)
 
     assert given_out.gpus.sum() <= gpus
     assert given_out.power_w <= limit_w * (1 + 1e-9)
     assert all(size.bit_count() <= 1 and size <= 8 for size in given_out.gpus.tolist())
     assert ((given_out.settings >= 0) == (given_out.gpus > 0)).all()
-    again = greedily(choices, work_s, gpus, limit_w, greedy)
+    again = greedily(choices, work_s, gpus, limit_w, config)
     assert (again.gpus == given_out.gpus).all()
     assert (again.settings == given_out.settings).all()
 

@@ -11,7 +11,6 @@ from services.core.domain.errors import DomainError
 from services.core.parallel.graph import data_parallel
 from services.core.policies.registry import POLICIES, build_policy
 from services.simulator.engine import EngineOptions, simulate
-from services.simulator.engine.behaviour import GangTables
 from services.simulator.engine.events import FAIL
 from services.simulator.engine.grid import Grid
 from services.simulator.engine.simulation import Simulation
@@ -53,40 +52,6 @@ def test_nodes_that_are_switched_off_draw_nothing_and_boot_first() -> None:
     wider = simulate("fifo", jobs, ClusterSpec.parse("2x1:RTX3090"), a_trace(), options=options)
 
     assert wider.idle_energy_kwh == pytest.approx(2 * 30.0 * 600 / 3.6e6), "one that was never used too"
-
-
-def test_a_host_may_be_charged_to_each_job_on_it() -> None:
-    """Two jobs share a node of two GPUs, each paying its host whole; a gang over two nodes pays both."""
-    profile = a_profile(gpu_w=200.0, host_power_w=50.0, restart_s=0.0)
-    jobs = a_workload([(0.0, 3_600.0, 1), (0.0, 3_600.0, 1)], [profile])
-    wide = a_workload([(0.0, 3_600.0, 4)], [profile])
-    options = EngineOptions(host_per_job_w=100.0, rigid=True)
-
-    shared = simulate("fifo", jobs, ClusterSpec.parse("1x2:RTX3090"), a_trace(), options=options)
-    spread = simulate("fifo", wide, ClusterSpec.parse("2x2:RTX3090"), a_trace(), options=options)
-
-    assert shared.energy_kwh == pytest.approx(2 * 0.3)
-    assert spread.peak_power_w == pytest.approx(4 * 200.0 + 2 * 100.0)
-
-    once = replace(options, host_per_job_once=True)
-    shared = simulate("fifo", jobs, ClusterSpec.parse("1x2:RTX3090"), a_trace(), options=once)
-    spread = simulate("fifo", wide, ClusterSpec.parse("2x2:RTX3090"), a_trace(), options=once)
-
-    assert shared.energy_kwh == pytest.approx(2 * 0.3), "two jobs, two charges"
-    assert spread.peak_power_w == pytest.approx(4 * 200.0 + 100.0), "one job, one charge"
-
-
-def test_policies_see_the_host_charge_that_counts() -> None:
-    profile = a_profile(gpu_w=200.0, host_power_w=50.0)
-    jobs, cluster = a_workload([(0.0, 3_600.0, 4)], [profile]), ClusterSpec.parse("2x2:RTX3090")
-
-    def drawn_w(options: EngineOptions) -> list[float]:
-        table = GangTables(jobs, cluster, (cluster.groups[0].model.name,), options).shown(({},))[0][0]
-        return table.power_w[:, 0].tolist()
-
-    assert drawn_w(EngineOptions()) == [250.0, 500.0, 1_000.0]
-    assert drawn_w(EngineOptions(host_per_job_w=100.0)) == [300.0, 500.0, 1_000.0]
-    assert drawn_w(EngineOptions(host_per_job_w=100.0, host_per_job_once=True)) == [300.0, 500.0, 900.0]
 
 
 def test_a_preempted_job_pays_for_its_checkpoint_and_its_restart() -> None:
@@ -249,11 +214,6 @@ def test_a_gang_placed_by_buddies_waits_for_a_block(placement: str, starts_h: in
 def test_an_unknown_placement_is_refused() -> None:
     with pytest.raises(DomainError, match="unknown placement"):
         EngineOptions(placement="anywhere")
-
-
-def test_a_charge_once_per_job_needs_its_watts() -> None:
-    with pytest.raises(DomainError, match="needs host_per_job_w"):
-        EngineOptions(host_per_job_once=True)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ import numpy as np
 
 from services.core.cycle.capacity import powers_of_two
 from services.core.domain.arrays import Floats, Ints
-from services.core.policies.powerflow.allocate import Choices, Greedy, Room, allocate_gpus
+from services.core.policies.powerflow.allocate import Choices, Room, allocate_gpus
+from services.core.policies.powerflow.config import PowerflowConfig
 from services.core.policies.powerflow.controls import allocate_controls
 
 IDLE_W = 30.0
@@ -36,19 +37,21 @@ def random_choices(rng: np.random.Generator, n_jobs: int, *, most_gpus: int = 8,
     return Choices(gpus, speed, gpus[:, :, None] * board_w)
 
 
-def greedily(choices: Choices, work_s: Floats, gpus: int, limit_w: float, greedy: Greedy = Greedy()) -> Allocation:
+def greedily(
+    choices: Choices, work_s: Floats, gpus: int, limit_w: float, config: PowerflowConfig = PowerflowConfig()
+) -> Allocation:
     """Return what both halves of Algorithm 1 give, on nodes of four GPUs."""
     n_jobs = len(choices)
     room = Room(np.array([gpus]), np.array([IDLE_W]), 4, limit_w, 0.0, np.array([gpus]))
     nobody, gpu_model = np.zeros(n_jobs, dtype=np.bool_), np.zeros(n_jobs, dtype=np.int64)
-    sizes = allocate_gpus(choices, room, gpu_model=gpu_model, keeps=nobody, work_s=work_s, greedy=greedy)
+    sizes = allocate_gpus(choices, room, gpu_model=gpu_model, keeps=nobody, work_s=work_s, config=config)
     runs = np.flatnonzero(sizes >= 0)
     held = np.zeros(n_jobs, dtype=np.int64)
     held[runs] = choices.gpus[runs, sizes[runs]]
     speed, power_w = (table[runs] for table in choices.at(np.maximum(sizes, 0)))
     idle_w = float(gpus - held.sum()) * IDLE_W
     settings = np.full(n_jobs, -1)
-    weighted = work_s[runs] if greedy is not None and greedy.marginal == "power" else None
+    weighted = work_s[runs] if config.marginal == "power" else None
     settings[runs] = allocate_controls(speed, power_w, limit_w - idle_w, weighted)
     at = np.arange(runs.size), settings[runs]
     mean_s = float(np.mean(work_s[runs] / speed[at])) if 0 < runs.size == n_jobs else float("inf")
@@ -68,7 +71,7 @@ def optimum_s(choices: Choices, work_s: Floats, gpus: int, limit_w: float) -> fl
     return best
 
 
-def gaps(cases: int, greedy: Greedy | None = None, seed: int = 1) -> Floats:
+def gaps(cases: int, config: PowerflowConfig, seed: int = 1) -> Floats:
     """Return by how much the greedy's mean time exceeds the optimum's, as a share of it: (n_feasible,).
 
     Cases are of three jobs on eight GPUs; those that leave a job without a GPU, or have no solution, are left out.
@@ -78,7 +81,7 @@ def gaps(cases: int, greedy: Greedy | None = None, seed: int = 1) -> Floats:
     for _ in range(cases):
         choices, work_s = random_choices(rng, 3), rng.lognormal(8.0, 1.0, 3)
         limit_w = float(rng.uniform(0.3, 1.0)) * 8 * 300.0
-        reached = greedily(choices, work_s, 8, limit_w, greedy).mean_s
+        reached = greedily(choices, work_s, 8, limit_w, config).mean_s
         if np.isfinite(reached):
             found.append(reached / optimum_s(choices, work_s, 8, limit_w) - 1)
     return np.array(found)

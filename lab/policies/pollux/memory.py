@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from services.core.domain.ids import JobId
+from services.core.policies.memory import dumped, loaded
 
 
 @dataclass(frozen=True)
@@ -26,17 +27,9 @@ class PolluxMemory:
 
 def dump_memory(memory: PolluxMemory) -> dict[str, Any]:
     """Return the memory as JSON values."""
-    return {
-        "sizes": [list(pair) for pair in memory.sizes.items()],
-        "restarts": dict(memory.restarts),
-        "largest": dict(memory.largest),
-    }
+    return dumped(memory) | {"sizes": list(memory.sizes.items())}
 
 
 def load_memory(stored: dict[str, Any]) -> PolluxMemory:
     """Return the memory that ``dump_memory`` wrote; what is missing is empty."""
-    return PolluxMemory(
-        sizes={JobId(job_id): int(gpus) for job_id, gpus in stored.get("sizes", [])},
-        restarts={JobId(job_id): int(times) for job_id, times in stored.get("restarts", {}).items()},
-        largest={JobId(job_id): int(gpus) for job_id, gpus in stored.get("largest", {}).items()},
-    )
+    return loaded(PolluxMemory, stored | {"sizes": dict(stored.get("sizes", ()))})

@@ -20,7 +20,8 @@ from services.core.domain.errors import DomainError
 from services.core.domain.solving import Method, Progress, Report, Wait, part_of, unreported
 from services.core.parallel.graph import JobGraph
 from services.core.parallel.iteration import Network
-from services.core.policies.powerflow.allocate import Choices, Greedy, Room, allocate_gpus, known_work_s
+from services.core.policies.powerflow.allocate import Choices, Room, allocate_gpus, known_work_s
+from services.core.policies.powerflow.config import PowerflowConfig
 from services.core.policies.powerflow.controls import allocate_controls
 
 _W = 1e-6  #: Watts by which sums of watts may differ from one another
@@ -150,7 +151,7 @@ class Allocation:
 def allocate(
     jobs: GivenJobs,
     nodes: GivenNodes,
-    greedy: Greedy = Greedy(),
+    config: PowerflowConfig = PowerflowConfig(),
     method: Method = Method.HEAVY_EDGE,
     report: Report = unreported,
 ) -> Allocation:
@@ -169,7 +170,7 @@ def allocate(
             gpu_model=jobs.gpu_model,
             keeps=jobs.keeps,
             work_s=jobs.work_s,
-            greedy=greedy,
+            config=config,
         )
         gpus = np.where(sizes >= 0, open_choices.gpus[np.arange(sizes.size), np.maximum(sizes, 0)], 0)
         following = (1 + passed) / 2  # how many rounds there are is not known: each counts as half of what is left
@@ -180,7 +181,7 @@ def allocate(
         for job in failed:
             misfits[job] |= choices.gpus[job] == gpus[job]
     fits_nowhere: Bools = (choices.gpus > 0).any(axis=1) & (misfits | (choices.gpus == 0)).all(axis=1)
-    return _within(jobs, nodes, gpus, places, fits_nowhere, greedy, method)
+    return _within(jobs, nodes, gpus, places, fits_nowhere, config, method)
 
 
 def _without(choices: Choices, misfits: Bools) -> Choices:
@@ -223,7 +224,7 @@ def _within(
     gpus: Ints,
     places: list[Shares],
     fits_nowhere: Bools,
-    greedy: Greedy,
+    config: PowerflowConfig,
     method: Method,
 ) -> Allocation:
     """Return the allocation with control values that keep the limit, without the last gangs it has no power for.
@@ -247,7 +248,7 @@ def _within(
         gpus[job], places[job], out_of_power[job] = 0, (), True
     runs = np.flatnonzero(gpus)
     idle_w = nodes.idle_draw_w(free)
-    weights = known_work_s(jobs.work_s)[runs] if greedy.marginal == "power" else None
+    weights = known_work_s(jobs.work_s)[runs] if config.marginal == "power" else None
     control = np.full(n_jobs, -1, dtype=np.int64)
     left_w = nodes.limit_w - nodes.other_w - idle_w
     control[runs] = allocate_controls(speed[runs], power_w[runs], left_w, weights)

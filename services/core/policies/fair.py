@@ -17,6 +17,7 @@ from services.core.cycle.policy import Memory, Policy
 from services.core.cycle.snapshot import Snapshot, TenantShares
 from services.core.domain.ids import JobId
 from services.core.policies.levers import Effect, ExplainsLevers
+from services.core.policies.memory import dumped, loaded
 from services.core.policies.parameters import check_parameters, seconds
 
 FORGOTTEN_GPU_S = 1.0  #: Usage below this is dropped
@@ -50,17 +51,6 @@ class Usage:
             for tenant in {**self.used_gpu_s, **self.gpus}
         }
         return Usage(now_s, {tenant: gpu_s for tenant, gpu_s in used.items() if gpu_s >= FORGOTTEN_GPU_S}, self.gpus)
-
-    def dump(self) -> dict[str, Any]:
-        return {"at_s": self.at_s, "used_gpu_s": dict(self.used_gpu_s), "gpus": dict(self.gpus)}
-
-    @classmethod
-    def load(cls, stored: Mapping[str, Any]) -> Usage:
-        return cls(
-            float(stored.get("at_s", 0.0)),
-            {tenant: float(gpu_s) for tenant, gpu_s in stored.get("used_gpu_s", {}).items()},
-            {tenant: int(gpus) for tenant, gpus in stored.get("gpus", {}).items()},
-        )
 
 
 def held_after(snapshot: Snapshot, plan: Plan) -> dict[str, int]:
@@ -130,10 +120,10 @@ class Fair(Generic[Memory]):
         return plan, FairMemory(inner, Usage(snapshot.now_s, usage.used_gpu_s, held_after(snapshot, plan)))
 
     def dump(self, memory: FairMemory[Memory]) -> dict[str, Any]:
-        return {"inner": self.inner.dump(memory.inner), "usage": memory.usage.dump()}
+        return {"inner": self.inner.dump(memory.inner), "usage": dumped(memory.usage)}
 
     def load(self, stored: dict[str, Any]) -> FairMemory[Memory]:
-        return FairMemory(self.inner.load(stored.get("inner", {})), Usage.load(stored.get("usage", {})))
+        return FairMemory(self.inner.load(stored.get("inner", {})), loaded(Usage, stored.get("usage", {})))
 
 
 def fair(name: str, inner: Policy[Any], config: FairConfig) -> Fair[Any]:

@@ -61,11 +61,6 @@ class EngineOptions:
         power_down_after_s: Nodes idle for this long are switched off and draw nothing; None: they stay on.
         boot_s: How long a gang waits for a node that is switched off.
         host_idle_w: Draw of the host per idle GPU, watts, while its node is on; the default is that of the recipes.
-        host_per_job_w: If given, what a job is charged for every node it runs on, watts, in place of its profile's
-            host power per GPU; jobs that share a node are then each charged for it.
-        host_per_job_once: Whether a job is charged ``host_per_job_w`` once, however many nodes it runs on: GREEN
-            section 4.1 to the letter, ``P_job = P_gpu + P_cpu + P_static``. No meter would read this: a gang over four
-            nodes keeps four hosts on.
         settings_known: Whether policies know from the beginning, as predicted, how each kind of job responds to power
             limits and clocks; otherwise it has to be measured.
         metered: Whether policies see the cluster's measured power, as live ones do; otherwise only the models'
@@ -107,8 +102,6 @@ class EngineOptions:
     power_down_after_s: float | None = None
     boot_s: float = 180.0
     host_idle_w: float = 30.0
-    host_per_job_w: float | None = None
-    host_per_job_once: bool = False
     settings_known: bool = False
     metered: bool = False
     placement: str = "consolidated"
@@ -135,9 +128,6 @@ class EngineOptions:
         ]
         least = [self.passive_interval_s, self.grace_s, self.min_profile_s, self.lease_s, self.boot_s, self.host_idle_w]
         least += [self.min_run_s, self.save_wait_s or 0.0, self.interval_jobs]
-        least.append(self.host_per_job_w or 0.0)
-        if self.host_per_job_once and self.host_per_job_w is None:
-            raise DomainError("host_per_job_once needs host_per_job_w: the watts that a job is charged")
         if self.placement not in PLACERS:
             raise DomainError(f"unknown placement {self.placement!r}; known: {', '.join(PLACERS)}")
         if self.batch_tuning not in TUNING_SHARES:
@@ -154,7 +144,5 @@ class EngineOptions:
             per_gpu_w: From the job's profile.
             gpus, nodes: (n,) how many each gang holds.
         """
-        if self.host_per_job_w is None:
-            return np.multiply(gpus, per_gpu_w, dtype=np.float64)
-        charges = np.ones_like(nodes) if self.host_per_job_once else nodes
-        return np.multiply(charges, self.host_per_job_w, dtype=np.float64)
+        del nodes
+        return np.multiply(gpus, per_gpu_w, dtype=np.float64)

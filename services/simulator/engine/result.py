@@ -74,9 +74,9 @@ class SimulationResult:
     parameters: dict[str, Any]  #: Those of its parameters that were set
     zone: str
     signal: str
-    jobs: int  #: Number of jobs; ``completed`` of them ended, ``unrunnable`` fit nowhere on this cluster
+    jobs: int  #: Number of jobs; ``completed`` of them ended
     completed: int
-    unrunnable: int
+    unrunnable: int  #: Those that fit on no nodes of this cluster that take work, or not into their tenant's quota
     avg_jct_s: float
     p50_jct_s: float
     p99_jct_s: float

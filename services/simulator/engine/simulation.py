@@ -7,7 +7,7 @@ round either. One more round follows when a plan asks for it.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -228,23 +228,32 @@ class Simulation:
         self._next_active_s = self._began_s
         self._idle_since: dict[int, float] = {}
         self._random = np.random.default_rng(options.seed)
-        gpus, min_gpus = np.array(self.nodes.gpus), self.workload.min_gpus
-        its = [np.where(np.array(self.nodes.model) == at, gpus, 0) for at in range(len(models))]
-        fits: Bools = np.any(eligible & (np.array([each.sum() for each in its])[None, :] >= min_gpus[:, None]), axis=1)
-        held, of = () if beginning is None else beginning.held, self.workload.within
-        for level in set(of.values()):
-            room = [int(sums(self.nodes.domains[:, level], each).max()) if level >= 0 else 0 for each in its]
-            rows = [at for at, each in enumerate(workload.ids) if of.get(each) == level and at not in held]
-            fits[rows] = np.any(eligible[rows] & (np.array(room)[None, :] >= min_gpus[rows, None]), axis=1)
         of_jobs = self.workload, eligible, self.live, self.recorder
         self._slices = Slices(*of_jobs, cluster, self.nodes, self._events, options, self.gangs)
-        for row in np.flatnonzero(self._slices.sevenths).tolist():
-            fits[row] = self._slices.exists_for(row)
+        fits = self._fits(eligible, () if beginning is None else beginning.held)
         self._arrivals: list[int] = np.flatnonzero(fits).tolist()
         self._unrunnable = len(workload) - len(self._arrivals)
         several = len(set(workload.tenants)) > 1
         self._tenants = TenantTime(workload, options.tenant_weights or {}, cluster.gpus) if several else None
         self._turns = None if workload.gates is None else Turns(self.workload, self._arrivals)
+
+    def _fits(self, eligible: Bools, held: Collection[int]) -> Bools:
+        """Return which jobs may ever run on nodes that take work, or already do: (n_jobs,)."""
+        workload, nodes = self.workload, self.nodes.table()
+        takes = np.where(nodes.schedulable, nodes.gpus, 0)
+        its = [np.where(nodes.gpu_model == at, takes, 0) for at in range(eligible.shape[1])]
+        room = np.tile([int(each.sum()) for each in its], (len(workload), 1))
+        for level in set(workload.within.values()):
+            rows = [at for at, each in enumerate(workload.ids) if workload.within.get(each) == level]
+            room[rows] = [int(sums(nodes.domains[:, level], each).max()) if level >= 0 else 0 for each in its]
+        room[list(held)] = nodes.gpus.sum()
+        fits: Bools = np.any(eligible & (room >= workload.min_gpus[:, None]), axis=1)
+        for row in np.flatnonzero(self._slices.sevenths).tolist():
+            fits[row] = self._slices.exists_for(row)
+        quota = self.options.tenant_gpu_quota
+        for row in [row for row, each in enumerate(workload.tenants) if each in quota] if quota else ():
+            fits[row] &= row in held or workload.min_gpus.item(row) <= quota[workload.tenants[row]]
+        return fits
 
     def _intensities(self) -> list[float]:
         return [grid.at(self.gangs.now_s) for grid in self.grids]

@@ -10,6 +10,7 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from lab.experiments.bound import ALL_LEVERS, Slack, least_of_run, levers_of, slack_of
+from lab.experiments.hosts import LabOptions
 from services.core.domain.errors import DomainError
 from services.core.policies.registry import POLICIES
 from services.simulator.engine import EngineOptions, SimulationResult, simulate
@@ -80,7 +81,7 @@ def checked(
 @st.composite
 def settings_of_a_run(draw: st.DrawFn) -> tuple[Workload, ClusterSpec, CarbonTrace, EngineOptions]:
     hours = draw(st.lists(st.sampled_from([-30.0, 20.0, 100.0, 450.0]), min_size=24, max_size=24))
-    options = EngineOptions(
+    options = LabOptions(
         round_interval_s=600.0,
         power_down_after_s=draw(st.sampled_from([None, 60.0])),
         node_mtbf_s=draw(st.sampled_from([None, None, 20_000.0])),

@@ -12,7 +12,8 @@ from services.core.domain.errors import DomainError
 from services.core.domain.solving import Method, Progress, Wait
 from services.core.parallel.graph import JobGraph, Stage
 from services.core.policies.allocation import Allocation, GivenJobs, GivenNodes, Shares, allocate
-from services.core.policies.powerflow.allocate import Choices, Greedy
+from services.core.policies.powerflow.allocate import Choices
+from services.core.policies.powerflow.config import PowerflowConfig
 from tests.support.powerflow import random_choices
 
 TENSOR_PARALLEL_4 = JobGraph((Stage(1, 0.1, 0.2, 1e9, tensor_parallel=4),))
@@ -41,9 +42,11 @@ def jobs(
 
 @pytest.mark.parametrize("power_down", [False, True])
 @pytest.mark.parametrize("method", [Method.HEAVY_EDGE, Method.REFINED])
-@pytest.mark.parametrize("greedy", [Greedy(), Greedy("power", "shortest", "skip")])
+@pytest.mark.parametrize(
+    "config", [PowerflowConfig(), PowerflowConfig(marginal="power", queue="shortest", at_limit="skip")]
+)
 def test_whatever_is_given_out_is_there_once_and_within_the_limit(
-    greedy: Greedy, method: Method, power_down: bool
+    config: PowerflowConfig, method: Method, power_down: bool
 ) -> None:
     for seed in range(12):
         rng = np.random.default_rng(seed)
@@ -58,7 +61,7 @@ def test_whatever_is_given_out_is_there_once_and_within_the_limit(
         )
         there = nodes(*rng.integers(1, 9, 4).tolist(), limit_w=float(rng.uniform(300, 4_000)), power_down=power_down)
 
-        found = allocate(given, there, greedy, method)
+        found = allocate(given, there, config, method)
 
         found.check(given, there)
         if there.idle_draw_w(there.gpus) <= there.limit_w:

@@ -7,7 +7,8 @@ import pytest
 
 from services.core.cycle.capacity import powers_of_two
 from services.core.domain.errors import DomainError
-from services.core.policies.powerflow.allocate import Choices, Greedy, Room, allocate_gpus
+from services.core.policies.powerflow.allocate import Choices, Room, allocate_gpus
+from services.core.policies.powerflow.config import PowerflowConfig
 from services.core.policies.powerflow.controls import allocate_controls
 from tests.support.powerflow import gaps
 
@@ -28,7 +29,8 @@ def sizes_of(choices: Choices, gpus: int, limit_w: float = INF, **how: object) -
     work_s = np.array(how.get("work_s", [1.0] * len(choices)))
     room = Room(ints(gpus), np.array([float(how.get("idle_w", 0.0))]), 2, limit_w, 0.0, ints(gpus))  # type: ignore[arg-type]
     nowhere = np.zeros(len(choices), dtype=np.int64)
-    at = allocate_gpus(choices, room, gpu_model=nowhere, keeps=keeps, work_s=work_s, greedy=how.get("greedy", Greedy()))  # type: ignore[arg-type]
+    config: PowerflowConfig = how.get("config", PowerflowConfig())  # type: ignore[assignment]
+    at = allocate_gpus(choices, room, gpu_model=nowhere, keeps=keeps, work_s=work_s, config=config)
     return [int(choices.gpus[job, size]) if size >= 0 else 0 for job, size in enumerate(at.tolist())]
 
 
@@ -95,29 +97,29 @@ def test_per_gpu_a_doubling_of_a_wide_gang_is_worth_less() -> None:
     wide = one_control([[4, 8], [1, 2]], [[4.0, 8.0], [0.5, 0.9]], [[800.0, 1601.0], [200.0, 380.0]])
 
     assert sizes_of(wide, 9) == [8, 1]
-    assert sizes_of(wide, 6, greedy=Greedy(marginal="energy_and_gpu")) == [4, 2]
+    assert sizes_of(wide, 6, config=PowerflowConfig(marginal="energy_and_gpu")) == [4, 2]
 
 
 def test_per_watt_of_the_limit_the_job_with_more_work_left_is_worth_more() -> None:
     same = one_control([[1, 2]] * 2, [[1.0, 2.0]] * 2, [[100.0, 210.0]] * 2)
 
     assert sizes_of(same, 3, work_s=[10.0, 50.0]) == [2, 1]
-    assert sizes_of(same, 3, work_s=[10.0, 50.0], greedy=Greedy(marginal="power")) == [1, 2]
-    assert sizes_of(same, 3, work_s=[10.0, float("nan")], greedy=Greedy(marginal="power")) == [2, 1]
+    assert sizes_of(same, 3, work_s=[10.0, 50.0], config=PowerflowConfig(marginal="power")) == [1, 2]
+    assert sizes_of(same, 3, work_s=[10.0, float("nan")], config=PowerflowConfig(marginal="power")) == [2, 1]
 
 
 def test_the_shortest_job_is_first_where_that_is_asked_for() -> None:
     same = one_control([[1]] * 3, [[1.0]] * 3, [[100.0]] * 3)
 
     assert sizes_of(same, 1, work_s=[50.0, 10.0, float("nan")]) == [1, 0, 0]
-    assert sizes_of(same, 1, work_s=[50.0, 10.0, float("nan")], greedy=Greedy(queue="shortest")) == [0, 1, 0]
+    assert sizes_of(same, 1, work_s=[50.0, 10.0, float("nan")], config=PowerflowConfig(queue="shortest")) == [0, 1, 0]
 
 
 def test_the_limit_ends_the_allocation_as_printed_or_skips_what_does_not_fit() -> None:
     choices = one_control([[4], [4], [1]], [[4.0], [4.0], [1.0]], [[400.0], [400.0], [100.0]])
 
     assert sizes_of(choices, 16, 500.0) == [4, 0, 0]
-    assert sizes_of(choices, 16, 500.0, greedy=Greedy(at_limit="skip")) == [4, 0, 1]
+    assert sizes_of(choices, 16, 500.0, config=PowerflowConfig(at_limit="skip")) == [4, 0, 1]
 
 
 def test_what_the_last_node_took_beyond_the_limit_is_given_back() -> None:
@@ -176,10 +178,12 @@ def test_below_the_most_efficient_settings_fall_where_a_watt_costs_least_speed()
     assert allocate_controls(np.empty((0, 3)), np.empty((0, 3)), 1.0).tolist() == []
 
 
-@pytest.mark.parametrize(("greedy", "median"), [(Greedy(), 0.15), (Greedy(marginal="power"), 0.02)])
-def test_the_greedy_is_within_the_stated_distance_of_the_best_allocation(greedy: Greedy, median: float) -> None:
+@pytest.mark.parametrize(("config", "median"), [(PowerflowConfig(), 0.15), (PowerflowConfig(marginal="power"), 0.02)])
+def test_the_greedy_is_within_the_stated_distance_of_the_best_allocation(
+    config: PowerflowConfig, median: float
+) -> None:
     """The distribution is measured by ``./test --bench powerflow``; these are its first 60 cases."""
-    found = gaps(60, greedy)
+    found = gaps(60, config)
 
     assert found.size >= 40
     assert found.min() >= -1e-9

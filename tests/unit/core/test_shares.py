@@ -13,6 +13,7 @@ from services.core.cycle.snapshot import Snapshot, Trigger
 from services.core.domain.errors import PolicyConfigError
 from services.core.policies.fair import FairMemory, Usage
 from services.core.policies.levers import ExplainsLevers
+from services.core.policies.memory import dumped, loaded
 from services.core.policies.parameters import describe_parameters
 from services.core.policies.registry import POLICIES, build_policy, entry_of, policy_entry
 from tests.support.builders import NOON_S, JobRow, NodeRow, a_job, a_node, a_snapshot, held, started, story
@@ -161,7 +162,7 @@ def test_usage_fades_with_its_half_life_and_counts_what_is_held() -> None:
     assert later.used_gpu_s["a"] == pytest.approx(500.0)
     assert later.used_gpu_s["b"] == pytest.approx(2 * DAY_S / 2 / 0.693147, rel=1e-6)
     assert list(forever.used_gpu_s) == ["b"]
-    assert Usage.load(later.dump()) == later
+    assert loaded(Usage, dumped(later)) == later
     assert usage.at(-5.0, DAY_S) is usage
 
 

@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from services.core.domain.ids import JobId, NodeId
+from services.core.policies.memory import dumped, loaded
 
 
 @dataclass(frozen=True)
@@ -27,21 +28,8 @@ class JointMemory:
 
 
 def dump_memory(memory: JointMemory) -> dict[str, Any]:
-    return {
-        "sizes": [list(pair) for pair in memory.sizes.items()],
-        "held": sorted(memory.held),
-        "measured": sorted(memory.measured),
-        "empty_since_s": dict(memory.empty_since_s),
-        "declined_since_s": dict(memory.declined_since_s),
-    }
+    return dumped(memory) | {"sizes": list(memory.sizes.items())}  # in their order, which JSON objects lose
 
 
 def load_memory(stored: dict[str, Any]) -> JointMemory:
-    """Return the memory that ``dump_memory`` wrote; missing parts are empty."""
-    return JointMemory(
-        sizes={JobId(job_id): int(gpus) for job_id, gpus in stored.get("sizes", [])},
-        held=frozenset(map(JobId, stored.get("held", []))),
-        measured=frozenset(map(JobId, stored.get("measured", []))),
-        empty_since_s={NodeId(node): float(at) for node, at in stored.get("empty_since_s", {}).items()},
-        declined_since_s={JobId(job_id): float(at) for job_id, at in stored.get("declined_since_s", {}).items()},
-    )
+    return loaded(JointMemory, stored | {"sizes": dict(stored.get("sizes", ()))})

@@ -23,12 +23,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 from heapq import heapify, heappop, heappush
-from typing import Literal
 
 import numpy as np
 
 from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.errors import DomainError
+from services.core.policies.powerflow.config import PowerflowConfig
 
 
 @dataclass(frozen=True)
@@ -79,26 +79,6 @@ FIRST, FREE, PAID, NEVER = range(4)
 
 
 @dataclass(frozen=True)
-class Greedy:
-    """How the greedy differs from the paper; the defaults are the paper's.
-
-    Attributes:
-        marginal: How a return is defined. ``energy``: time saved per energy spent, as in eq. 20. ``energy_and_gpu``:
-            that per GPU of the step, since a step to the next power of two takes as many as the gang already had.
-            ``power``: how much sooner the job ends, given the work it has left, per watt of the limit: eq. 18 and 19
-            rather than energy.
-        queue: Which job without a GPU is first: the one ``submitted`` first, or the ``shortest`` by the time it has
-            left.
-        at_limit: What happens at a step that would exceed the power limit: it ends the allocation (``stop``, as
-            printed) or only that job's (``skip``).
-    """
-
-    marginal: Literal["energy", "energy_and_gpu", "power"] = "energy"
-    queue: Literal["submitted", "shortest"] = "submitted"
-    at_limit: Literal["stop", "skip"] = "stop"
-
-
-@dataclass(frozen=True)
 class Room:
     """The devices and the power to share out."""
 
@@ -135,7 +115,7 @@ class Room:
 
 
 def allocate_gpus(
-    choices: Choices, room: Room, *, gpu_model: Ints, keeps: Bools, work_s: Floats, greedy: Greedy = Greedy()
+    choices: Choices, room: Room, *, gpu_model: Ints, keeps: Bools, work_s: Floats, config: PowerflowConfig
 ) -> Ints:
     """Return the size each job should have: (n_jobs,) index into its row of ``choices.gpus``, -1 for none.
 
@@ -145,13 +125,14 @@ def allocate_gpus(
         keeps: (n_jobs,) which jobs have their first size whatever happens to the others; counted before all steps, even
             where that exceeds the room.
         work_s: (n_jobs,) seconds of work left at speed 1, NaN where unknown; the greedy as printed does not use it.
+        config: Says how the greedy differs from the paper: ``marginal``, ``queue`` and ``at_limit``.
     """
-    kind, order, draw_w = _steps(choices, work_s, greedy)
+    kind, order, draw_w = _steps(choices, work_s, config)
     left_w = _left_alone_w(choices.gpus[:, 0], gpu_model, room)
     lowest_w = np.where(choices.speed[:, 0] > 0, choices.power_w[:, 0], np.inf).min(axis=1)
     draw_w[:, 0] = np.where(draw_w[:, 0] <= left_w, draw_w[:, 0], lowest_w)
     possible = lowest_w <= left_w
-    walk = _Walk(choices.gpus, draw_w, gpu_model, room, stops=greedy.at_limit == "stop")
+    walk = _Walk(choices.gpus, draw_w, gpu_model, room, stops=config.at_limit == "stop")
     for job in np.flatnonzero(keeps).tolist():
         walk.take(job)
     walk.begin()
@@ -250,7 +231,7 @@ def _left_alone_w(gpus: Ints, gpu_model: Ints, room: Room) -> Floats:
     return room.limit_w - base_w - np.fromiter(map(idle_w.__getitem__, kinds), np.float64, len(kinds))
 
 
-def _steps(choices: Choices, work_s: Floats, greedy: Greedy) -> tuple[Ints, Floats, Floats]:
+def _steps(choices: Choices, work_s: Floats, config: PowerflowConfig) -> tuple[Ints, Floats, Floats]:
     """Return the kind of each step, its order within that kind, smaller first, and its draw: all (n_jobs, n_sizes).
 
     Step k leads to size k, at its most efficient control value, watts. Eq. 20 for the steps beyond the first, with
@@ -263,13 +244,13 @@ def _steps(choices: Choices, work_s: Floats, greedy: Greedy) -> tuple[Ints, Floa
     time_s = np.divide(1.0, speed, out=np.zeros(speed.shape), where=exists)
     energy_j = power_w * time_s
     gain, cost = -np.diff(time_s, axis=1, prepend=0.0), np.diff(energy_j, axis=1, prepend=0.0)
-    if greedy.marginal == "energy_and_gpu":
+    if config.marginal == "energy_and_gpu":
         gain = gain / np.maximum(np.diff(choices.gpus, axis=1, prepend=0), 1)
-    elif greedy.marginal == "power":
+    elif config.marginal == "power":
         gain, cost = gain * known_work_s(work_s)[:, None], np.diff(power_w, axis=1, prepend=0.0)
     kind = np.where(gain <= 0, NEVER, np.where(cost <= 0, FREE, PAID))
     order = np.divide(-gain, cost, out=-gain, where=kind == PAID)
     kind[:, 0] = FIRST
-    left_s = work_s * time_s[:, 0] if greedy.queue == "shortest" else np.zeros(len(choices))
+    left_s = work_s * time_s[:, 0] if config.queue == "shortest" else np.zeros(len(choices))
     order[:, 0] = np.where(np.isnan(left_s), np.inf, left_s)
     return kind, order, power_w

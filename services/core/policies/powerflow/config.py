@@ -5,7 +5,6 @@ from typing import Literal
 
 from services.core.domain.errors import PolicyConfigError
 from services.core.policies.parameters import check_parameters, parameter, seconds, share
-from services.core.policies.powerflow.allocate import Greedy
 
 HOURS = 24.0
 
@@ -100,8 +99,3 @@ class PowerflowConfig:
         for at in range(len(times)):
             if times[at] < 0 or (at and times[at] <= times[at - 1]):
                 raise PolicyConfigError("times ascend from 0", pointer=f"/power_limit_curve/{at}/0")
-
-    @property
-    def greedy(self) -> Greedy:
-        """How the allocation departs from the paper."""
-        return Greedy(self.marginal, self.queue, self.at_limit)

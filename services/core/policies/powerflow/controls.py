@@ -32,7 +32,7 @@ def allocate_controls(speed: Floats, power_w: Floats, limit_w: float, work_s: Fl
             one is above 0.
         power_w: (n_gangs, n_values) draw of the whole gang, watts.
         limit_w: What the gangs may draw together, watts.
-        work_s: (n_gangs,) seconds of work left at speed 1, for a return in time saved per watt (``Greedy.marginal`` is
+        work_s: (n_gangs,) seconds of work left at speed 1, for a return in time saved per watt (``marginal`` is
             ``power``); None for eq. 21 as printed, which does not use it.
     """
     if not len(speed):

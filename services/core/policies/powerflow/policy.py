@@ -15,6 +15,7 @@ Source: PowerFlow section 5, Algorithm 1.
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import repeat
 
 import numpy as np
@@ -29,6 +30,7 @@ from services.core.cycle.snapshot import Phase, Snapshot, Trigger
 from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.ids import JobId
 from services.core.domain.reasons import Reason
+from services.core.policies.memory import dumped, loaded
 from services.core.policies.powerflow.allocate import Room, allocate_gpus
 from services.core.policies.powerflow.config import PowerflowConfig
 from services.core.policies.powerflow.limit import limit_w
@@ -37,8 +39,6 @@ from services.core.policies.powerflow.profiling import (
     Measurement,
     PowerflowMemory,
     begun,
-    dump_memory,
-    load_memory,
     to_measure,
     under_way,
 )
@@ -50,7 +50,7 @@ class Powerflow:
     """Energy-aware elastic scheduling under a power limit. Preempts and resizes in active rounds."""
 
     name = "powerflow"
-    initial, dump, load = staticmethod(PowerflowMemory), staticmethod(dump_memory), staticmethod(load_memory)
+    initial, dump, load = staticmethod(PowerflowMemory), staticmethod(dumped), partial(loaded, PowerflowMemory)
 
     def __init__(self, config: PowerflowConfig) -> None:
         self.config = config
@@ -155,7 +155,7 @@ def allocate(
 
     def greedily(view: View, keeps: Bools) -> Ints:
         return allocate_gpus(
-            view.choices, room, gpu_model=view.gpu_model, keeps=keeps, work_s=view.work_s, greedy=config.greedy
+            view.choices, room, gpu_model=view.gpu_model, keeps=keeps, work_s=view.work_s, config=config
         )
 
     sizes = greedily(view, keeps)

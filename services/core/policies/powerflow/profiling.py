@@ -12,7 +12,6 @@ Source: PowerFlow section 5.2.
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
@@ -36,25 +35,6 @@ class PowerflowMemory:
     profiled: Mapping[JobId, tuple[int, ...]] = field(default_factory=dict[JobId, tuple[int, ...]])
     """The sizes at which each job was measured."""
     correction: float = 1.0  #: Ratio of the cluster's measured power to the models'
-
-
-def dump_memory(memory: PowerflowMemory) -> dict[str, Any]:
-    return {
-        "targets": dict(memory.targets),
-        "measured": dict(memory.measured),
-        "profiled": {job_id: list(sizes) for job_id, sizes in memory.profiled.items()},
-        "correction": memory.correction,
-    }
-
-
-def load_memory(stored: dict[str, Any]) -> PowerflowMemory:
-    """Return the memory that ``dump_memory`` wrote; missing parts are empty."""
-    return PowerflowMemory(
-        targets={JobId(job_id): int(gpus) for job_id, gpus in stored.get("targets", {}).items()},
-        measured={JobId(job_id): float(until_s) for job_id, until_s in stored.get("measured", {}).items()},
-        profiled={JobId(job_id): tuple(map(int, sizes)) for job_id, sizes in stored.get("profiled", {}).items()},
-        correction=float(stored.get("correction", 1.0)),
-    )
 
 
 @dataclass(frozen=True)
