@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from services.core.domain.errors import DomainError
+from services.core.domain.gpus import gpu_model
 from services.core.parallel.graph import data_parallel
 from services.core.policies.registry import POLICIES, build_policy
 from services.simulator.engine import EngineOptions, simulate
 from services.simulator.engine.events import FAIL
 from services.simulator.engine.grid import Grid
 from services.simulator.engine.simulation import Simulation
-from services.simulator.workload import Behaviour, ClusterSpec, ForecastKind
+from services.simulator.workload import Behaviour, ClusterSpec, ForecastKind, NodeGroup
 from tests.support.workloads import START_S, a_profile, a_trace, a_wave, a_workload, a_year
 
 ONE = ClusterSpec.parse("1x1:RTX3090")
@@ -209,6 +210,20 @@ def test_a_gang_placed_by_buddies_waits_for_a_block(placement: str, starts_h: in
     )
 
     assert result.columns.started_s[-1] - START_S == pytest.approx(3_600.0 * starts_h)
+
+
+@pytest.mark.parametrize("held_back_by", ["drained nodes", "a quota"])
+def test_what_can_never_start_does_not_keep_the_cluster_on(held_back_by: str) -> None:
+    """It would be waited for until the run counts as stalled, two months of idle energy later."""
+    jobs = a_workload([(0.0, 3_600.0, 1), (0.0, 3_600.0, 4)])
+    drained = held_back_by == "drained nodes"
+    cluster = ClusterSpec(tuple(NodeGroup(1, gpus, gpu_model("RTX3090"), not drained or gpus < 4) for gpus in (2, 4)))
+    options = EngineOptions(tenant_gpu_quota={} if drained else {"t": 3})
+
+    result = simulate("las", jobs, cluster, a_trace(), options=options)
+
+    assert (result.completed, result.unrunnable) == (1, 1)
+    assert result.idle_energy_kwh == pytest.approx(5 * 0.06)
 
 
 def test_an_unknown_placement_is_refused() -> None:
