@@ -5,7 +5,7 @@ finds a packing whenever there is one. Other sizes need a search: on two nodes o
 and of 4, 3, 3, 2, 2 and 2 the last finds no room, though 4, 2 and 2 fill one node and 3, 3 and 2 the other.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from services.core.domain.arrays import Bools
@@ -55,26 +55,31 @@ def pack(sizes: Sequence[int], allowed: Bools, free: Sequence[int], most_steps: 
     chosen, dead = [-1] * len(sizes), set[tuple[int, tuple[tuple[bytes, int], ...]]]()
     steps = 0
 
-    def place(depth: int) -> bool:
-        nonlocal steps
-        if depth == len(order):
-            return True
-        state = depth, tuple(sorted(zip(kinds, left, strict=True)))
-        if state in dead or steps >= most_steps:
-            return False
-        item, tried = order[depth], set[tuple[bytes, int]]()
-        nodes = [node for node in range(len(left)) if allowed[item, node] and left[node] >= sizes[item]]
-        for node in sorted(nodes, key=lambda node: (left[node], node)):
-            if (kinds[node], left[node]) in tried:
-                continue
-            tried.add((kinds[node], left[node]))
-            steps += 1
-            left[node] -= sizes[item]
-            chosen[item] = node
-            if place(depth + 1):
-                return True
-            left[node] += sizes[item]
-        dead.add(state)
-        return False
+    def state(depth: int) -> tuple[int, tuple[tuple[bytes, int], ...]]:
+        return depth, tuple(sorted(zip(kinds, left, strict=True)))
 
-    return chosen if place(0) else None
+    def tries(depth: int) -> Iterator[int]:
+        """Return the nodes to try, of nodes that are alike the first; none where it is known to lead nowhere."""
+        if dead and state(depth) in dead:
+            return iter(())
+        item = order[depth]
+        nodes = [node for node in range(len(left)) if allowed[item, node] and left[node] >= sizes[item]]
+        alike = {(kinds[node], left[node]): node for node in reversed(nodes)}
+        return iter(sorted(alike.values(), key=lambda node: (left[node], node)))
+
+    ways = [tries(0)]  # of each instance that is placed, and the next one
+    while ways and steps < most_steps:
+        item = order[len(ways) - 1]
+        if chosen[item] >= 0:
+            left[chosen[item]] += sizes[item]
+        chosen[item] = next(ways[-1], -1)
+        if chosen[item] < 0:
+            ways.pop()
+            dead.add(state(len(ways)))
+            continue
+        steps += 1
+        left[chosen[item]] -= sizes[item]
+        if len(ways) == len(order):
+            return chosen
+        ways.append(tries(len(ways)))
+    return None

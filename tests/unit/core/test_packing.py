@@ -47,6 +47,18 @@ def test_what_the_largest_first_would_leave_out_is_placed() -> None:
     assert np.bincount(found, weights=sizes).tolist() == [8, 8]
 
 
+def test_thousands_are_packed_too() -> None:
+    sizes = [4, 2, *[1] * 4_994]
+
+    found = pack(sizes, np.ones((len(sizes), 2), dtype=np.bool_), [2_500, 2_500])
+
+    assert found is not None
+    assert sorted(sum(size for size, on in zip(sizes, found, strict=True) if on == node) for node in (0, 1)) == [
+        2_500,
+        2_500,
+    ]
+
+
 def test_a_search_that_takes_too_long_is_given_up() -> None:
     sizes = [4, 3, 3, 2, 2, 2]
     assert pack(sizes, np.ones((6, 2), np.bool_), [8, 8], most_steps=3) is None
