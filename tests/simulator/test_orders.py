@@ -66,6 +66,18 @@ def test_orders_that_overlap_are_measured_by_what_was_drawn_before_the_first() -
     assert [kept[at * HOUR_S]["baseline_w"] == baseline_w for at in starts_s] == [True, True, True, False]
 
 
+def test_an_order_to_a_cluster_that_sleeps_is_kept_without_shares() -> None:
+    jobs = a_workload([(0.0, HOUR_S, 1), (6 * HOUR_S, HOUR_S, 1)], [a_profile(gpu_w=300.0)])
+    options = EngineOptions(orders=(SimulatedOrder(START_S + 4 * HOUR_S, HOUR_S, cut=0.5),), power_down_after_s=60.0)
+
+    result = simulate("las", jobs, ClusterSpec.parse("1x1:A100"), a_trace(), options=options)
+
+    (kept,) = result.orders
+    assert (result.completed, kept["limit_w"], kept["mean_w"]) == (2, 0.0, 0.0)
+    assert math.isnan(kept["above_most"])
+    assert math.isnan(kept["below_most"])
+
+
 @pytest.mark.parametrize(
     ("policy", "parameters"), [("joint", {}), ("las", {"gang": "max"}), ("powerflow", {}), ("fair+joint", {})]
 )

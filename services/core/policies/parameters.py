@@ -12,6 +12,7 @@ import math
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import cache
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from services.core.domain.errors import PolicyConfigError
@@ -102,6 +103,7 @@ def _frozen(value: object) -> object:
     return tuple(map(_frozen, cast("list[object]", value))) if isinstance(value, list) else value
 
 
+@cache
 def describe_parameters(config_type: type) -> tuple[ParameterDescription, ...]:
     hints, found = get_type_hints(config_type, include_extras=True), list[ParameterDescription]()
     for each in fields(config_type):

@@ -125,7 +125,7 @@ class Orders:
                     "mean_w": float(means_w[during].mean()) if during.any() else math.nan,
                     "reached_s": kept.reached_s,
                     "above_most": _most(means_w[during], kept.limit_w),
-                    "below_most": 1 - float(means_w[during].min(initial=kept.limit_w)) / kept.limit_w,
+                    "below_most": _most(2 * kept.limit_w - means_w[during], kept.limit_w),
                     "rebound": _most(means_w[after], kept.baseline_w),
                 }
             )

@@ -45,6 +45,7 @@ def within(scope: Snapshot, actions: Iterable[Action]) -> list[Action]:
 LEVELS = 12  #: Limits that are considered for a gang of an unknown kind, besides the default
 EXPONENT = 2.0  #: Of dynamic power over the clock: voltage falls with the clock, but has a floor
 CLOCKED = 0.75  #: Share of a step that stretches when the clock falls; the rest waits for memory and the network
+_DEFAULTS = PowerflowConfig()
 
 
 def under_limit(limits_w: Floats, draws_w: float, idle_w: float) -> tuple[Floats, Floats]:
@@ -69,7 +70,7 @@ class OrderTables(Tables):
         jobs = snapshot.jobs
         before_w = np.where(np.isnan(jobs.unordered_w), jobs.gpu_power_w, jobs.unordered_w)
         columns = {**vars(jobs), "gpu_power_w": np.where(before_w > 0, before_w, np.nan)}
-        return cls(snapshot.again(jobs=type(jobs).of_columns(columns)), PowerflowConfig())
+        return cls(snapshot.again(jobs=type(jobs).of_columns(columns)), _DEFAULTS)
 
     def assumed(self, job: int, gpu_model: int) -> GangTable:
         """Return what is assumed of a job without a table of its kind, with its share of the hosts."""
