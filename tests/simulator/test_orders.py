@@ -66,6 +66,17 @@ def test_orders_that_overlap_are_measured_by_what_was_drawn_before_the_first() -
     assert [kept[at * HOUR_S]["baseline_w"] == baseline_w for at in starts_s] == [True, True, True, False]
 
 
+def test_jobs_that_an_order_holds_keep_their_places_in_a_queue_of_the_policys_own() -> None:
+    """They would go through the virtual machine again and again, with a round at every end there."""
+    jobs = a_workload([(10.0 * at, 600.0, 1) for at in range(6)], [a_profile(gpu_w=300.0)])
+    options = EngineOptions(orders=(SimulatedOrder(START_S, math.inf, to_w=0.0),), until_s=START_S + 2 * HOUR_S)
+
+    result = simulate("a-srpt", jobs, ClusterSpec.parse("1x2:A100"), a_trace(), options=options)
+
+    assert np.isnan(result.columns.started_s).all()
+    assert result.rounds < 30
+
+
 def test_an_order_to_a_cluster_that_sleeps_is_kept_without_shares() -> None:
     jobs = a_workload([(0.0, HOUR_S, 1), (6 * HOUR_S, HOUR_S, 1)], [a_profile(gpu_w=300.0)])
     options = EngineOptions(orders=(SimulatedOrder(START_S + 4 * HOUR_S, HOUR_S, cut=0.5),), power_down_after_s=60.0)

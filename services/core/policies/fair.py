@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic
 
 from services.core.cycle.plan import Plan, Start
 from services.core.cycle.policy import Memory, Policy
-from services.core.cycle.snapshot import Snapshot, TenantShares
+from services.core.cycle.snapshot import JobTable, Snapshot, TenantShares
 from services.core.domain.ids import JobId
 from services.core.policies.levers import Effect, ExplainsLevers
 from services.core.policies.memory import dumped, loaded
@@ -38,6 +38,16 @@ class Usage:
     used_gpu_s: Mapping[str, float] = field(default_factory=dict[str, float])
     """GPU seconds by tenant; each second counts half once a half-life has passed."""
     gpus: Mapping[str, int] = field(default_factory=dict[str, int])  #: What each tenant holds from then on
+    starts: Mapping[JobId, int] = field(default_factory=dict[JobId, int])
+    """The GPUs of the gangs among those that the round was to start."""
+
+    def as_started(self, jobs: JobTable) -> Usage:
+        """Return the usage with gangs as they did start: an order of the grid may have held or narrowed them."""
+        gpus = dict(self.gpus)
+        for job_id, planned in self.starts.items():
+            if (job := jobs.index.get(job_id)) is not None:
+                gpus[jobs.tenants[job]] += jobs.gpus.item(job) - planned
+        return replace(self, gpus=gpus)
 
     def at(self, now_s: float, half_life_s: float) -> Usage:
         """Return the usage at a later time, if all kept what they hold; an earlier time changes nothing."""
@@ -53,16 +63,19 @@ class Usage:
         return Usage(now_s, {tenant: gpu_s for tenant, gpu_s in used.items() if gpu_s >= FORGOTTEN_GPU_S}, self.gpus)
 
 
-def held_after(snapshot: Snapshot, plan: Plan) -> dict[str, int]:
-    """Return the GPUs that each tenant holds once a plan's gangs have started; stopping gangs still hold theirs."""
+def held_after(snapshot: Snapshot, starts: Mapping[JobId, int]) -> dict[str, int]:
+    """Return the GPUs that each tenant holds once these gangs have started; stopping gangs still hold theirs."""
     jobs = snapshot.jobs
     held = jobs.gpus_by_tenant()
-    index = jobs.index
-    for start in plan.actions:
-        if isinstance(start, Start) and start.job_id in index:
-            tenant = jobs.tenants[index[start.job_id]]
-            held[tenant] = held.get(tenant, 0) + start.gpus
+    for job_id, gpus in starts.items():
+        tenant = jobs.tenants[jobs.index[job_id]]
+        held[tenant] = held.get(tenant, 0) + gpus
     return dict(sorted(held.items()))
+
+
+def _starts(snapshot: Snapshot, plan: Plan) -> dict[JobId, int]:
+    starts = (each for each in plan.actions if isinstance(each, Start))
+    return {each.job_id: each.gpus for each in starts if each.job_id in snapshot.jobs.index}
 
 
 @dataclass(frozen=True)
@@ -112,12 +125,13 @@ class Fair(Generic[Memory]):
     def decide(self, snapshot: Snapshot, memory: FairMemory[Memory]) -> tuple[Plan, FairMemory[Memory]]:
         """Return the wrapped policy's plan, with jobs reordered between tenants."""
         config = self.config
-        usage = memory.usage.at(snapshot.now_s, config.share_half_life_s)
+        usage = memory.usage.as_started(snapshot.jobs).at(snapshot.now_s, config.share_half_life_s)
         if len({*snapshot.jobs.tenants}) > 1:
             life_s = mean_life_s(config.share_half_life_s)
             snapshot = snapshot.again(shares=TenantShares(usage.used_gpu_s, life_s, config.share_turn_s))
         plan, inner = self.inner.decide(snapshot, memory.inner)
-        return plan, FairMemory(inner, Usage(snapshot.now_s, usage.used_gpu_s, held_after(snapshot, plan)))
+        starts = _starts(snapshot, plan)
+        return plan, FairMemory(inner, Usage(snapshot.now_s, usage.used_gpu_s, held_after(snapshot, starts), starts))
 
     def dump(self, memory: FairMemory[Memory]) -> dict[str, Any]:
         return {"inner": self.inner.dump(memory.inner), "usage": dumped(memory.usage)}

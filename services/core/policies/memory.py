@@ -10,7 +10,7 @@ Memory = TypeVar("Memory")
 def dumped(memory: Any) -> dict[str, Any]:
     """Return the fields as JSON values."""
     found = ((each.name, getattr(memory, each.name)) for each in fields(memory))
-    return {name: sorted(value) if isinstance(value, frozenset) else value for name, value in found}
+    return {name: sorted(value) if isinstance(value, frozenset) else value for name, value in found}  # pyright: ignore[reportUnknownArgumentType]
 
 
 def loaded(kind: Callable[[], Memory], stored: Mapping[str, Any]) -> Memory:

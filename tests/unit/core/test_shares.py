@@ -166,6 +166,19 @@ def test_usage_fades_with_its_half_life_and_counts_what_is_held() -> None:
     assert usage.at(-5.0, DAY_S) is usage
 
 
+def test_gangs_that_an_order_held_or_narrowed_count_as_they_were() -> None:
+    """The plan was to start two GPUs of each tenant; what came of it shows in the next round."""
+    policy, nodes = build_policy("fair+las", {}), [a_node(gpus=8)]
+    jobs = [a_job(each, tenant=each, min_gpus=2, submitted_s=NOON_S, waiting_since_s=NOON_S) for each in "ab"]
+    planned = run_cycle(policy, a_snapshot(jobs, nodes), policy.initial())
+    began = [jobs[0], a_job("b", tenant="b", on={"n0": (0, 1)}, submitted_s=NOON_S)]
+
+    after = policy.decide(a_snapshot(began, nodes, now_s=NOON_S + 100.0), planned.memory)[1]
+
+    assert started(planned.plan) == {"a": 2, "b": 2}
+    assert after.usage.used_gpu_s == {"b": pytest.approx(200.0, rel=1e-3)}
+
+
 def test_any_policy_wears_it() -> None:
     described = describe_parameters(policy_entry("fair+green").config)
 

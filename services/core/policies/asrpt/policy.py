@@ -109,6 +109,8 @@ class AsrptMemory:
     offers: Mapping[JobId, Offer] = field(default_factory=dict[JobId, Offer])
     """Among those, the gangs that wait for better servers."""
     held_up: int | None = None  #: Rank of the job that held up the queue at the end of the round, None if none did
+    started: tuple[EndedJob, ...] = ()
+    """What the round was to start. A job that waits nonetheless, as an order of the grid held it, keeps its place."""
 
 
 class Asrpt:
@@ -145,7 +147,9 @@ class Asrpt:
                 if job.job_id not in started:
                     queue = queue.with_item(job)
         actions = tuple(map(placer.explained, plan.actions)) if placer.declined else plan.actions
-        following = AsrptMemory(machine, queue, placer.offers, self._held_up(snapshot, queue, started, passed))
+        held_up = self._held_up(snapshot, queue, started, passed)
+        starting = tuple(job for job in line if job.job_id in started)
+        following = AsrptMemory(machine, queue, placer.offers, held_up, starting)
         return Plan(snapshot.version, actions, look_again_s=self._look_again_s(snapshot, following)), following
 
     def _placed(
@@ -172,6 +176,7 @@ class Asrpt:
             "queue": [list(job) for job in sorted(memory.queue)],
             "offers": {job_id: [offer.iteration_s, offer.until_s] for job_id, offer in memory.offers.items()},
             "held_up": memory.held_up,
+            "started": [list(job) for job in memory.started],
         }
 
     def load(self, stored: dict[str, Any]) -> AsrptMemory:
@@ -184,11 +189,15 @@ class Asrpt:
         )
         offers = {JobId(job_id): Offer(*offer) for job_id, offer in stored.get("offers", {}).items()}
         queue = Heap(EndedJob(*job) for job in stored.get("queue", []))
-        return AsrptMemory(machine, queue, offers, stored.get("held_up"))
+        started = tuple(EndedJob(*job) for job in stored.get("started", []))
+        return AsrptMemory(machine, queue, offers, stored.get("held_up"), started)
 
     def _moved(self, snapshot: Snapshot, memory: AsrptMemory) -> tuple[VirtualMachine, Heap[EndedJob]]:
         """Return the machine and queue as of now: with the jobs that began to wait, without those that no longer do."""
-        queue = memory.queue
+        queue, jobs = memory.queue, snapshot.jobs
+        for each in memory.started:
+            if (job := jobs.index.get(each.job_id)) is not None and jobs.phase[job] == QUEUED:
+                queue = queue.with_item(each)
         new, gone = queue_changes(snapshot, memory.machine.job_ids().union(job.job_id for job in queue))
         machine = memory.machine
         if self._stands_still(memory):
