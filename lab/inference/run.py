@@ -237,8 +237,10 @@ class _Service:
     def _bound(self, interval: _Interval) -> None:
         """Note the bound of an hour and the best configuration that the programmes find."""
         at = _gco2_per_j(interval.intensity)
-        for margin in _LATENCY_MARGINS:
-            found = optimum(self.application, self.run_.gpus, self.rate_per_s, self.goal, at, latency_margin=margin)
+        for margin in _LATENCY_MARGINS:  # below 1 it leaves room for waiting
+            tighter = replace(self.goal.baseline, p95_s=self.goal.baseline.p95_s * margin)
+            goal = replace(self.goal, baseline=tighter)
+            found = optimum(self.application, self.run_.gpus, self.rate_per_s, goal, at)
             if found is None:
                 return
             interval.bound = found.bound if interval.bound is None else interval.bound

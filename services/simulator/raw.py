@@ -174,10 +174,12 @@ class Collector:
             return self.drop(line, "a negative number of GPUs")
         if math.isinf(job.energy_j) or job.energy_j < 0:
             return self.drop(line, "an energy that cannot be")
-        self._ids[job.id] += 1
-        if (seen := self._ids[job.id]) > 1:
+        if job.id in self._ids:
             self.report.note("ids that occur again were given a suffix such as ~2")
-            job = replace(job, id=f"{job.id}~{seen}")
+        while job.id in self._ids:  # a file may have ids with such suffixes, too
+            self._ids[job.id] += 1
+            job = replace(job, id=f"{job.id}~{self._ids[job.id]}")
+        self._ids[job.id] += 1
         self._jobs.append(job)
         return None
 

@@ -139,3 +139,16 @@ def test_history_keeps_arrays_and_dependencies(tmp_path: Path) -> None:
     file.write_text(f"{head}\na,{at},{at},{end},1,S,2,\nb,{at},{at},{end},1,S,2,\nc,{at},{at},{end},1,,,S x\n")
     jobs = read_jobs(file, format="wattshift")
     assert jobs.gates == Gates(("S", "S", ""), {"S": 2}, ((), (), ("S", "x")))
+
+
+def test_a_large_array_waits_for_another_by_its_name() -> None:
+    """Every pair of tasks would be twenty-five million."""
+    half = 5_000
+    jobs = a_workload([(0.0, 60.0, 1)] * (2 * half))
+    gates = Gates(("A",) * half + ("B",) * half, {}, ((),) * half + (("A", "A", "gone"),) * half)
+    turns = Turns(replace(jobs, gates=gates), range(2 * half))
+
+    assert [turns.arrives(row) for row in (0, half - 1, half, half + 7)] == [[0], [half - 1], [], []]
+    assert not any(turns.ended(row) for row in range(half - 1))
+    assert turns.ended(half - 1) == [half, half + 7]
+    assert turns.arrives(half + 8) == [half + 8]

@@ -161,12 +161,7 @@ class NodeRoom:
         self._largest: dict[tuple[int, int], int] = {}
         goes = set(stopping(snapshot).tolist())
         for job in np.flatnonzero(jobs.gpus > 0).tolist():
-            placement = jobs.placements[job]
-            held = [
-                (node, len(share.devices))
-                for share in (placement.shares if placement else ())
-                if (node := index.get(share.node_id)) is not None and takes[node]
-            ]
+            held = [(node, len(devices)) for node, devices in snapshot.held_by(job) if takes[node]]
             for node, gpus in held:
                 self._soon[node] += gpus if job in goes else 0
                 if job in goes or (reclaims and jobs.preemptible[job] and jobs.phase[job] != PREEMPTING):
@@ -302,11 +297,9 @@ class Widening:
                 self._left.update((node, nodes.gpus.item(node)) for node in self._on[job] if node not in self._left)
                 self.take(job, least)
         for job in np.flatnonzero(jobs.gpus > 0).tolist() if self._on else ():
-            placement = jobs.placements[job]
-            for share in placement.shares if placement is not None and job not in self._on else ():
-                node = index.get(share.node_id, -1)
+            for node, devices in snapshot.held_by(job) if job not in self._on else ():
                 if node in self._left:
-                    self._left[node] -= len(share.devices)
+                    self._left[node] -= len(devices)
 
     def allows(self, job: int, more: int) -> bool:
         """Whether the job's nodes have this many more GPUs left; always true for a job that is not bound."""

@@ -69,10 +69,8 @@ def present_curves(snapshot: Snapshot, which: Ints) -> JobCurves:
     which_jobs: list[int] = which.tolist()
     for row, job in enumerate(which_jobs):
         held = np.zeros(len(snapshot.outlooks))
-        placement = snapshot.jobs.placements[job]
-        for share in placement.shares if placement else ():
-            if (node := nodes.index.get(share.node_id)) is not None:
-                held[nodes.zone[node]] += len(share.devices)
+        for node, devices in snapshot.held_by(job):
+            held[nodes.zone[node]] += len(devices)
         if held.any():
             gpus[row] = held
     return _mixes(snapshot, gpus)

@@ -131,9 +131,8 @@ def show_within(snapshot: Snapshot) -> Snapshot:
     open_to = np.where(nodes.schedulable, nodes.gpus, 0)
     stays = open_to.copy()
     for job in np.flatnonzero((jobs.gpus > 0) & ~jobs.preemptible & (jobs.phase != PREEMPTING)).tolist():
-        for share in placement.shares if (placement := jobs.placements[job]) else ():
-            if share.node_id in nodes.index:
-                stays[nodes.index[share.node_id]] -= len(share.devices)
+        for node, devices in snapshot.held_by(job):
+            stays[node] -= len(devices)
     by_level = defaultdict[int, list[JobId]](list)
     for job_id, level in within_of(snapshot).items():
         if job_id not in snapshot.bound:

@@ -79,13 +79,12 @@ def _for_a_gang(snapshot: Snapshot, job: int, gpus: int, keeps: Bools) -> list[i
 
 def _held(snapshot: Snapshot, of: Ints, its: Bools) -> dict[int, dict[int, int]]:
     """Return how many devices of these nodes each gang holds, by domain."""
-    jobs, index, found = snapshot.jobs, snapshot.nodes.index, dict[int, dict[int, int]]()
-    for job in np.flatnonzero(jobs.gpus > 0).tolist():
-        for share in placement.shares if (placement := jobs.placements[job]) else ():
-            node = index.get(share.node_id)
-            if node is not None and its[node]:
+    found = dict[int, dict[int, int]]()
+    for job in np.flatnonzero(snapshot.jobs.gpus > 0).tolist():
+        for node, devices in snapshot.held_by(job):
+            if its[node]:
                 here = found.setdefault(int(of[node]), {})
-                here[job] = here.get(job, 0) + len(share.devices)
+                here[job] = here.get(job, 0) + len(devices)
     return found
 
 

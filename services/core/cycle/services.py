@@ -78,14 +78,13 @@ class _Placing:
         self._leaving: dict[int, dict[int, int]] = defaultdict(dict)
         self._on: dict[int, list[int]] = defaultdict(list)
         self._together = _placed_together(snapshot.services, snapshot.nodes, self._free.count.tolist())
-        jobs, where = snapshot.jobs, snapshot.nodes.index
+        jobs = snapshot.jobs
         for job in np.flatnonzero(jobs.gpus > 0).tolist():
             if jobs.phase[job] == PREEMPTING:
                 self._leave(job)
-            elif jobs.preemptible[job] and (placement := jobs.placements[job]):
-                for share in placement.shares:
-                    if share.node_id in where:
-                        self._on[where[share.node_id]].append(job)
+            elif jobs.preemptible[job]:
+                for node, _ in snapshot.held_by(job):
+                    self._on[node].append(job)
         for gangs in self._on.values():
             gangs.sort(key=lambda job: (-jobs.priority[job], jobs.submitted_s[job], jobs.ids[job]), reverse=True)
 
@@ -187,10 +186,8 @@ class _Placing:
         self._leave(job)
 
     def _leave(self, job: int) -> None:
-        placement, where = self._snapshot.jobs.placements[job], self._snapshot.nodes.index
-        for share in placement.shares if placement else ():
-            if share.node_id in where:
-                self._leaving[where[share.node_id]].update(dict.fromkeys(share.devices, job))
+        for node, devices in self._snapshot.held_by(job):
+            self._leaving[node].update(dict.fromkeys(devices, job))
 
     def _without_services(self) -> JobTable:
         """Return the training jobs; those that give way are shown as stopping, less the devices reserved from them."""

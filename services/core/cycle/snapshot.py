@@ -441,6 +441,12 @@ class Snapshot:
         columns.update(changed)
         return following
 
+    def held_by(self, job: int) -> list[tuple[int, tuple[int, ...]]]:
+        """Return the nodes in the table (indices) on which a job holds devices, with those devices."""
+        placement, index = self.jobs.placements[job], self.nodes.index
+        shares = () if placement is None else placement.shares
+        return [(index[each.node_id], each.devices) for each in shares if each.node_id in index]
+
     def less(self, held: Mapping[str, int]) -> dict[str, dict[str, int]]:
         """Return the quotas and guarantees of tenants that hold so many GPUs besides what the snapshot shows."""
         return {

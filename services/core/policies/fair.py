@@ -46,7 +46,8 @@ class Usage:
         gpus = dict(self.gpus)
         for job_id, planned in self.starts.items():
             if (job := jobs.index.get(job_id)) is not None:
-                gpus[jobs.tenants[job]] += jobs.gpus.item(job) - planned
+                tenant = jobs.tenants[job]
+                gpus[tenant] = max(gpus.get(tenant, 0) + jobs.gpus.item(job) - planned, 0)
         return replace(self, gpus=gpus)
 
     def at(self, now_s: float, half_life_s: float) -> Usage:

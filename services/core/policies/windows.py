@@ -184,9 +184,8 @@ class _Needs:
         self._on: dict[int, dict[int, int]] = defaultdict(dict)
         self._held = defaultdict[str, int](int, jobs.gpus_by_tenant())
         for job in np.flatnonzero(jobs.gpus > 0).tolist():
-            for share in placement.shares if (placement := jobs.placements[job]) else ():
-                if share.node_id in nodes.index:
-                    self._on[nodes.index[share.node_id]][job] = len(share.devices)
+            for node, taken in snapshot.held_by(job):
+                self._on[node][job] = len(taken)
 
     def keep(self, window: Window) -> None:
         """Add what one window requires."""
@@ -322,13 +321,11 @@ class Stuck(NamedTuple):
 
 def stuck(snapshot: Snapshot) -> list[Stuck]:
     """Return what holds GPUs and may not be stopped."""
-    jobs, nodes, found = snapshot.jobs, snapshot.nodes, list[Stuck]()
+    jobs = snapshot.jobs
     until_s = snapshot.now_s + endings_of(snapshot)[0]
-    for job in np.flatnonzero((jobs.phase != QUEUED) & ~jobs.preemptible).tolist():
-        for share in placement.shares if (placement := jobs.placements[job]) else ():
-            if share.node_id in nodes.index:
-                found.append(Stuck(until_s.item(job), job, nodes.index[share.node_id], len(share.devices)))
-    return found
+    stays: list[int] = np.flatnonzero((jobs.phase != QUEUED) & ~jobs.preemptible).tolist()
+    on = ((job, *held) for job in stays for held in snapshot.held_by(job))
+    return [Stuck(until_s.item(job), job, node, len(devices)) for job, node, devices in on]
 
 
 def slots(snapshot: Snapshot, usable: Bools, gpus: int, lasts_s: float, starts_s: Iterable[float]) -> list[Slot]:

@@ -9,7 +9,7 @@ together, so no task with a lower index arrives later. ``tests/simulator/test_ga
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from services.core.domain.errors import DomainError
@@ -26,67 +26,64 @@ class Turns:
             DomainError: Jobs wait for each other in a circle.
         """
         gates = workload.gates
-        self._array: Sequence[str] = () if gates is None else gates.array
-        self._room = {} if gates is None else dict(gates.max_running)
+        assert gates is not None
+        self._ids, self._array, self._room = workload.ids, gates.array, dict(gates.max_running)
         self._queues: dict[str, list[int]] = defaultdict(list)
-        self._waits_for: dict[int, set[int]] = {}
-        self._waited_for: dict[int, list[int]] = defaultdict(list)
         self._arrived: set[int] = set()
-        if gates is not None and any(gates.after):
-            self._read(workload, gates.after, runnable)
-            self._check(len(workload))
-
-    def _read(self, workload: Workload, after: Sequence[Sequence[str]], runnable: Sequence[int]) -> None:
-        named: dict[str, list[int]] = defaultdict(list)
+        self._open = Counter(name for row in runnable for name in self._names(row))  # jobs that have not ended, by name
+        self._waits: dict[int, int] = {}  # for how many names each job still waits
+        self._dependents: dict[str, list[int]] = defaultdict(list)
         for row in runnable:
-            named[workload.ids[row]].append(row)
-            if self._array[row]:
-                named[self._array[row]].append(row)
-        for row in runnable:
-            needed = {each for name in after[row] for each in named.get(name, ())}
-            if needed:
-                self._waits_for[row] = needed
-                for each in needed:
-                    self._waited_for[each].append(row)
+            if needed := [name for name in dict.fromkeys(gates.after[row]) if name in self._open]:
+                self._waits[row] = len(needed)
+                for name in needed:
+                    self._dependents[name].append(row)
+        self._check(runnable)
 
-    def _check(self, jobs: int) -> None:
-        left = {row: len(needed) for row, needed in self._waits_for.items()}
-        done = [row for row in range(jobs) if row not in left]
+    def _names(self, row: int) -> tuple[str, ...]:
+        """Return what others may wait for: a job, and its array."""
+        array = self._array[row]
+        return (self._ids[row], array) if array else (self._ids[row],)
+
+    def _check(self, runnable: Sequence[int]) -> None:
+        is_open, waits = self._open.copy(), self._waits.copy()
+        done = [row for row in runnable if row not in waits]
         while done:
-            for row in self._waited_for.get(done.pop(), ()):
-                left[row] -= 1
-                if not left[row]:
-                    del left[row]
-                    done.append(row)
-        if left:
-            raise DomainError(f"{len(left)} jobs of the workload wait for each other in a circle")
+            done += self._freed(done.pop(), is_open, waits)
+        if waits:
+            raise DomainError(f"{len(waits)} jobs of the workload wait for each other in a circle")
+
+    def _freed(self, row: int, is_open: Counter[str], waits: dict[int, int]) -> list[int]:
+        """Count a job as ended; return the jobs that now wait for nothing."""
+        freed: list[int] = []
+        for name in self._names(row):
+            is_open[name] -= 1
+            for each in self._dependents.get(name, ()) if not is_open[name] else ():
+                waits[each] -= 1
+                if not waits[each]:
+                    del waits[each]
+                    freed.append(each)
+        return sorted(freed)
 
     def arrives(self, row: int) -> list[int]:
         """Record that a job is submitted; return the rows to show now: this one, or none."""
-        if row in self._waits_for:
+        if row in self._waits:
             self._arrived.add(row)
             return []
         return self._shown(row)
 
     def ended(self, row: int) -> list[int]:
         """Record that a job has ended; return the rows to show now."""
-        shown: list[int] = []
-        for dependent in self._waited_for.pop(row, ()):
-            needed = self._waits_for[dependent]
-            needed.discard(row)
-            if not needed:
-                del self._waits_for[dependent]
-                if dependent in self._arrived:
-                    shown += self._shown(dependent)
-        if self._array and (array := self._array[row]) in self._room:
+        freed = self._freed(row, self._open, self._waits)
+        shown = [each for dependent in freed if dependent in self._arrived for each in self._shown(dependent)]
+        if (array := self._array[row]) in self._room:
             self._room[array] += 1
             if queue := self._queues[array]:
                 shown += self._shown(heapq.heappop(queue))
         return shown
 
     def _shown(self, row: int) -> list[int]:
-        array = self._array[row] if self._array else ""
-        if array in self._room:
+        if (array := self._array[row]) in self._room:
             if self._room[array] <= 0:
                 heapq.heappush(self._queues[array], row)
                 return []

@@ -175,6 +175,22 @@ def test_ids_that_occur_again_stay_unique(tmp_path: Path) -> None:
     assert raw.report.lines == {"row occurs twice and counts once": [4]}
 
 
+def test_ids_that_look_like_those_made_up_stay_unique(tmp_path: Path) -> None:
+    header, first, *_ = HISTORY.splitlines()
+    rows = [first, first.replace("2024", "2025"), first.replace("2024", "2026").replace("j1", "j1~2")]
+
+    assert read_raw(write(tmp_path, "\n".join([header, *rows]))).ids == ("j1", "j1~2", "j1~2~2")
+
+
+def test_a_line_of_brackets_is_no_more_than_a_bad_row(tmp_path: Path) -> None:
+    row = '{"job_id": "a", "submitted_at": "2026-01-01T00:00:00Z", "started_at": "2026-01-01T00:00:00Z", '
+    row += '"ended_at": "2026-01-01T01:00:00Z", "gpus": 1}\n'
+    found = read_raw(write(tmp_path, row + '{"job_id": ' + "[" * 100_000 + "\n"))
+
+    assert found.ids == ("a",)
+    assert found.report.dropped == {"not a JSON object": 1}
+
+
 def test_packed_files_and_byte_order_marks(tmp_path: Path) -> None:
     file = tmp_path / "packed"
     file.write_bytes(gzip.compress(b"\xef\xbb\xbf" + PHILLY.encode()))

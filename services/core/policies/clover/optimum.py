@@ -41,21 +41,18 @@ def optimum(
     intensity_gco2_per_j: float,
     *,
     intervals: int = INTERVALS,
-    latency_margin: float = 1.0,
     report: Report = unreported,
 ) -> Optimum | None:
     """Return the bound and the configurations that may reach it; None if no configuration keeps the limits.
 
     Args:
         intervals: Number of intervals of rests; more make the bound tighter.
-        latency_margin: Share of the SLA that service alone may take. Below 1 it leaves room for waiting, and the bound
-            holds only for configurations that leave that room.
     """
     found: list[tuple[float, ConfigGraph]] = []
     bound = -np.inf
     for at, rest_s in enumerate(_rests_s(application, gpus, rate_per_s, intervals)):
         report(Progress(at / intervals, f"integer programme {at + 1} of {intervals}"))
-        model = _model(application, gpus, rate_per_s, goal, intensity_gco2_per_j, rest_s, latency_margin)
+        model = _model(application, gpus, rate_per_s, goal, intensity_gco2_per_j, rest_s)
         solution = solve(model, relative_gap=_GAP)
         if solution.values is None or solution.objective is None:
             continue
@@ -81,7 +78,7 @@ def proposals(
     """
     relaxed: list[tuple[float, int, LinearModel]] = []
     for at, rest_s in enumerate(_rests_s(application, gpus, rate_per_s, INTERVALS)):
-        model = _model(application, gpus, rate_per_s, goal, intensity_gco2_per_j, rest_s, 1.0)
+        model = _model(application, gpus, rate_per_s, goal, intensity_gco2_per_j, rest_s)
         solution = solve(model.relaxed())
         if solution.objective is not None:
             relaxed.append((solution.objective, at, model))
@@ -112,7 +109,6 @@ def _model(
     goal: Goal,
     intensity_gco2_per_j: float,
     rest_s: tuple[float, float],
-    latency_margin: float,
 ) -> LinearModel:
     """Return the programme for one interval of rests: instances by kind, flows by kind, GPUs by layout."""
     rows, columns = np.nonzero(application.fits)
@@ -127,7 +123,7 @@ def _model(
     for rest, lower, upper in ((rest_s[1], 0.0, np.inf), (rest_s[0], -np.inf, 0.0)):
         model.add_rows(kinds, (at, flows, 1.0), (at, instances, -1 / (service_s + rest)), lower=lower, upper=upper)
     model.add_rows(1, (0, flows, 1.0), lower=rate_per_s, upper=rate_per_s)
-    late = service_s > goal.baseline.p95_s * latency_margin
+    late = service_s > goal.baseline.p95_s
     if late.any():
         model.add_rows(1, (0, flows[late], 1.0), upper=0.05 * rate_per_s)
     if goal.max_accuracy_loss_pct is not None:

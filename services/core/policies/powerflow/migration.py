@@ -36,8 +36,7 @@ def moves(snapshot: Snapshot, plan: Plan, ranking: Ranking, view: View, config: 
     on: dict[int, list[int]] = defaultdict(list)
     fixed: set[int] = {nodes.index[share.node_id] for start in starts for share in start.placement.shares}
     for job in np.flatnonzero(jobs.gpus > 0).tolist():
-        shares = placement.shares if (placement := jobs.placements[job]) else ()
-        at = [nodes.index[share.node_id] for share in shares if share.node_id in nodes.index]
+        at = [node for node, _ in snapshot.held_by(job)]
         movable = jobs.phase[job] == Phase.RUNNING and jobs.preemptible[job] and len(at) == 1
         movable = movable and jobs.ids[job] not in snapshot.bound
         if not movable or jobs.ids[job] in stopped:

@@ -163,7 +163,7 @@ def _rows(lines: Iterable[str], jobs: Collector) -> Iterator[tuple[int, Row]]:
 def _object(text: str) -> Row | None:
     try:
         value: Any = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):  # the latter: brackets within brackets, a thousand deep
         return None
     if not isinstance(value, dict):
         return None
