@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from services.core.domain.carbon import CarbonCurve
 from services.core.domain.errors import DomainError
 from services.core.domain.gpus import gpu_model
 from services.core.parallel.graph import data_parallel
@@ -178,6 +179,16 @@ def test_a_run_outlasting_its_trace_repeats_the_last_day() -> None:
 
     assert result.carbon_kg == pytest.approx(0.25 * 24 * (0.999 + 3 * 0.2))
     assert result.beyond_trace_s == pytest.approx(2 * 86_400.0)
+
+
+def test_a_trace_of_steps_longer_than_a_day_is_repeated_by_its_last_step() -> None:
+    month_s = 30 * 86_400.0
+    months = CarbonCurve(START_S + month_s * np.arange(2), np.array([100.0, 300.0]), START_S + 2 * month_s)
+
+    result = simulate("fifo", a_workload([(59 * 86_400.0, 2 * 86_400.0, 1)]), ONE, replace(a_trace(), curve=months))
+
+    assert result.carbon_kg == pytest.approx(0.25 * 48 * 0.3)
+    assert result.beyond_trace_s == pytest.approx(86_400.0)
 
 
 def test_persistence_tells_policies_yesterday() -> None:

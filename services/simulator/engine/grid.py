@@ -23,7 +23,7 @@ class Grid:
         self._history_s, self._horizon_s = history_s, horizon_s
         self._curve = whole = trace.curve
         self._end_s = whole.end_s
-        last_day = whole.times_s >= whole.end_s - DAY_S
+        last_day = whole.times_s >= min(whole.end_s - DAY_S, whole.times_s[-1])  # a step may be longer, such as a month
         self._day_times, self._day_values = whole.times_s[last_day], whole.intensity_gco2_per_kwh[last_day]
         self._missed: Floats | None = None
         self._forecasts = trace.issued if trace.forecast is ForecastKind.FILE else None

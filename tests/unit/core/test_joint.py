@@ -285,6 +285,25 @@ def test_hours_beyond_the_forecast_repeat_its_last_day() -> None:
     assert np.array_equal(begins[1:], ends[:-1])
 
 
+@pytest.mark.parametrize("ended_s", [-30 * HOUR_S, -4 * HOUR_S, 0.0, 1.0, 600.0])
+def test_an_outlook_that_ended_stands_for_the_days_after_it(ended_s: float) -> None:
+    curve = hourly_curve([float(hour) for hour in range(48)], start_s=NOON_S + ended_s - 48 * HOUR_S)
+    begins, ends, intensity = steps_ahead(curve, NOON_S, HORIZON_S)
+    assert begins.size <= 60
+    assert (begins[0], ends[-1]) == (NOON_S, NOON_S + HORIZON_S)
+    assert np.array_equal(begins[1:], ends[:-1])
+    days = np.ceil((HOUR_S - ended_s) / (24 * HOUR_S))
+    assert intensity[0] == curve.at(NOON_S - days * 24 * HOUR_S)
+
+
+def test_a_step_longer_than_a_day_is_repeated() -> None:
+    curve = CarbonCurve(np.array([NOON_S - HOUR_S]), np.array([300.0]), NOON_S + 30 * HOUR_S)
+    begins, ends, intensity = steps_ahead(curve, NOON_S, HORIZON_S)
+    assert begins.tolist() == [NOON_S, NOON_S + 30 * HOUR_S]
+    assert ends.tolist() == [NOON_S + 30 * HOUR_S, NOON_S + HORIZON_S]
+    assert intensity.tolist() == [300.0, 300.0]
+
+
 def test_a_job_that_runs_stops_only_for_more_than_a_little() -> None:
     curve = hourly_curve([100.0, 98.0, 98.0], start_s=NOON_S)
     job = np.array([HOUR_S]), np.array([NOON_S + 3 * HOUR_S]), np.ones((1, 1)), np.full((1, 1), 300.0)

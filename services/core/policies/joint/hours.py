@@ -184,12 +184,18 @@ def hours_of(
 
 
 def steps_ahead(curve: CarbonCurve, now_s: float, horizon_s: float) -> tuple[Floats, Floats, Floats]:
-    """Return the steps from now on, repeating the last day known: begins and ends, UTC seconds, and gCO2/kWh."""
+    """Return the steps from now on, repeating the last day known: begins and ends, UTC seconds, and gCO2/kWh.
+
+    Where less than an hour is known from now on, as in an outlook that could not be renewed, the last day known
+    stands for today, instead of a few seconds repeated thousands of times.
+    """
     until_s = now_s + horizon_s
-    begins, ends, intensity = curve.steps(now_s, min(max(curve.end_s, now_s + 1.0), until_s))
+    back_s = max(np.ceil((now_s + S_PER_HOUR - curve.end_s) / DAY_S), 0.0) * DAY_S
+    begins, ends, intensity = curve.steps(now_s - back_s, min(curve.end_s, until_s - back_s))
+    begins, ends = begins + back_s, ends + back_s
     if ends[-1] >= until_s:
         return begins, ends, intensity
-    last = begins >= ends[-1] - DAY_S
+    last = begins >= min(ends[-1] - DAY_S, begins[-1])  # a step may be longer
     length_s = float(ends[-1] - begins[last][0])
     times = int(np.ceil((until_s - ends[-1]) / length_s))
     later_s = length_s * np.arange(times + 1)
