@@ -8,7 +8,7 @@ Memory = TypeVar("Memory")
 
 
 def dumped(memory: Any) -> dict[str, Any]:
-    """Return the fields as JSON values."""
+    """Return the fields as what JSON writes; tuples come back from it as lists, which ``loaded`` takes."""
     found = ((each.name, getattr(memory, each.name)) for each in fields(memory))
     return {name: sorted(value) if isinstance(value, frozenset) else value for name, value in found}  # pyright: ignore[reportUnknownArgumentType]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -81,6 +82,6 @@ def test_memory_is_stored_as_releases_read_it() -> None:
         correction=1.1,
     )
 
-    assert policy.dump(memory) == stored
+    assert json.loads(json.dumps(policy.dump(memory))) == stored
     assert policy.load(stored) == memory
     assert policy.load({}) == policy.initial() == PowerflowMemory({}, {}, {}, 1.0)
