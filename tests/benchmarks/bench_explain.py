@@ -24,19 +24,20 @@ from services.scheduler.explaining.explanations import Explanations
 from services.scheduler.planning.dry_run import LiveView
 from services.scheduler.power.hooks import NoHook
 from services.simulator.live import live_document, parameters_of, read_live
-from tests.benchmarks.bench_round_live import FILL, GPUS_PER_NODE, JOBS, NODES, NODES_SQL, RUNNING, RUNNING_SQL
+from tests.benchmarks.bench_round_live import FILL, GPUS_PER_NODE, NODES_SQL, RUNNING_SQL, SIZES
 from tests.benchmarks.results import write_result
 from tests.scheduler.world import a_world
 from tests.support.servers import fresh_database, postgres_server, valkey_server
 
 TIMES = 5
+JOBS, NODES = SIZES[0]
 
 
 async def measure(database_url: str, redis_url: str) -> tuple[dict[str, Any], str]:
     """Return the times of explanations, and the live state as JSON."""
     async with a_world(database_url, redis_url, policy="green") as world, new_session() as session:
         await world.fetch(NODES_SQL, NODES, GPUS_PER_NODE)
-        await world.fetch(FILL, JOBS, RUNNING)
+        await world.fetch(FILL, JOBS, 2 * NODES, 1)
         await world.fetch(RUNNING_SQL)
         await world.fetch("ANALYZE")
         await world.scheduler.prepare()

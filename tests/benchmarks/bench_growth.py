@@ -16,7 +16,7 @@ from typing import Any
 
 import asyncpg
 
-from services.admission.retention import DAY_S, Kept, forget
+from services.admission.repository.retention import DAY_S, Kept, forget
 from services.db.database import Database
 from services.db.engine import create_engine
 from tests.benchmarks.results import write_result
