@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import graphlib
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -23,7 +24,12 @@ RULES = (wrong_arrows, wrong_layers, wrong_packages, effects)
 def modules() -> list[tuple[str, Path]]:
     """Return every module of ours by dotted name."""
     files = sorted(path for root in ROOTS for path in (ROOT / root).rglob("*.py"))
-    return [(".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"), path) for path in files]
+    return [(module_of(path), path) for path in files]
+
+
+def module_of(path: Path) -> str:
+    """Return the dotted name of a module in the checkout."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
@@ -254,3 +260,67 @@ def test_relative_imports_are_made_absolute() -> None:
 
     assert [each.module for each in inside] == ["services.core.cycle.a", "services.core.b.c"]
     assert [each.module for each in package] == ["services.core.cycle.a"]
+
+
+def missing_in(trees: Mapping[str, ast.Module], tree_of: Callable[[str], ast.Module | None]) -> list[str]:
+    """Return what modules import from others of ours that do not have it; ``tree_of`` is None for what is not ours."""
+    found: list[str] = []
+    known: dict[str, set[str]] = {}
+    for module, tree in trees.items():
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.ImportFrom) or node.level or not node.module:
+                continue
+            source = node.module
+            if source not in known:
+                known[source] = {"*"} if (asked := tree_of(source)) is None else bound_in(asked)
+            if not {"*", "__getattr__"} & known[source]:
+                names = (each.name for each in node.names if each.name not in known[source])
+                found += [f"{module}: {source} has no {name}" for name in names if tree_of(f"{source}.{name}") is None]
+    return found
+
+
+def bound_in(tree: ast.Module) -> set[str]:
+    """Return the names that a module binds, wherever in it."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                found.add(node.name)
+            case ast.Name(ctx=ast.Store()):
+                found.add(node.id)
+            case ast.Import() | ast.ImportFrom():
+                found |= {(each.asname or each.name).partition(".")[0] for each in node.names}
+            case _:
+                pass
+    return found
+
+
+UNSEEN = ("benchmarks", "browser", "compose", "fuzz", "hardware", "integration")
+"""Of the tests, what the default run does not import, and pyright does not read."""
+
+
+def test_what_is_imported_is_there() -> None:
+    """A benchmark that no test runs may name what has moved: nobody else would notice."""
+
+    def tree_of(module: str) -> ast.Module | None:
+        path = ROOT / module.replace(".", "/")
+        if path.is_dir():
+            path /= "__init__"
+        path = path.with_suffix(".py")
+        return ast.parse(path.read_text()) if path.is_file() else None
+
+    files = [path for folder in UNSEEN for path in sorted((ROOT / "tests" / folder).rglob("*.py"))]
+    assert len(files) > 60
+    assert missing_in({module_of(path): ast.parse(path.read_text()) for path in files}, tree_of) == []
+
+
+def test_an_import_of_what_is_not_there_is_found() -> None:
+    trees = {
+        "a": ast.parse(""),
+        "a.b": ast.parse("x = 1\nif x:\n    import y\nclass C:\n    pass\n"),
+        "a.lazy": ast.parse("def __getattr__(name): ...\n"),
+        "a.user": ast.parse(
+            "from a import b, lazy, old\nfrom a.b import C, x, y, gone\nfrom a.lazy import any\nfrom os import no\n"
+        ),
+    }
+    assert missing_in(trees, trees.get) == ["a.user: a has no old", "a.user: a.b has no gone"]

@@ -14,9 +14,10 @@ from aiohttp.test_utils import TestServer
 from kubernetes.aio import client
 
 from services.contracts.routing import EndpointSpec
-from services.engines.kueue.cluster import Cluster, ClusterSilentError
+from services.engines.kueue.cluster import Cluster
 from services.engines.kueue.inference import name_of
 from services.engines.kueue.servers import Registrar, ServersSettings
+from services.kit.bridges.silent import EngineSilentError
 from services.kit.problems import ProblemError
 
 KEY = "ws_" + "o" * 43
@@ -184,7 +185,7 @@ async def test_without_an_api_server_nothing_changes(tmp_path: Path) -> None:
         world.pods["app=chat"] = [world.pod("chat-a")]
         await registrar.look()
         world.is_down = True
-        with pytest.raises((ClusterSilentError, ProblemError)):
+        with pytest.raises((EngineSilentError, ProblemError)):
             await registrar.look()
         assert set(world.ours) == {"eu.chat-a"}
 

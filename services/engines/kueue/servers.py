@@ -59,7 +59,7 @@ class Registrar:
         """Register new pods, drain those that end, and remove what is gone; what one of them lacks stops no other.
 
         Raises:
-            ClusterSilentError: The API server does not answer; nothing was changed.
+            EngineSilentError: The API server does not answer; nothing was changed.
             ProblemError: The control plane does not answer, or does not accept the key.
             OSError: The key cannot be read.
         """
