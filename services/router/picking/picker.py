@@ -7,6 +7,7 @@ answer over for as long as it comes. Once it was told, nobody else can be asked.
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -218,11 +219,12 @@ class _GatewayConnection(Connection):
     def send(self, request: bytes) -> None:
         """Note the request, which the gateway is told before its answer's head is waited for."""
         self._request = request
+        self.began_at_s = self.last_at_s = time.monotonic()
 
     async def head(self) -> None:
         """Tell the gateway, and wait for status and headers; ``UpstreamError`` if they do not arrive."""
         await self._carried.pick(self._server, self._request)
-        _, message = await self._carried.part()
+        _, message = await self._part()
         headers = protocol.headers_of(message)
         status = next((value for name, value in headers if name == b":status"), b"")
         self.headers = [each for each in headers if not each[0].startswith(b":")]
@@ -242,9 +244,14 @@ class _GatewayConnection(Connection):
     async def piece(self) -> bytes:
         """Return the next piece of the body; empty at its end. ``UpstreamError``: it breaks off."""
         while not self.complete:
-            name, message = await self._carried.part()
+            name, message = await self._part()
             self.has_trailers = name == "response_trailers"
             self.complete = self.has_trailers or message.end_of_stream
             if not self.has_trailers and message.body:
                 return message.body
         return b""
+
+    async def _part(self) -> tuple[str, Any]:
+        found = await self._carried.part()
+        self.last_at_s = time.monotonic()
+        return found
