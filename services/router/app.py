@@ -92,6 +92,7 @@ class Router:
         self.lanes = Lanes(LaneRules(settings.order, settings.placement, settings.max_queue, settings.preemptions))
         self._stack = contextlib.AsyncExitStack()
         self._tasks: list[asyncio.Task[None]] = []
+        self._stop_picking: Callable[[float], Awaitable[None]] | None = None
 
     async def start(self) -> None:
         """Connect to the other processes, load the last known table, and start the loops."""
@@ -176,13 +177,16 @@ class Router:
 
             picker = Picker(access.AccessLog(self._answer), settings.picker_key_file)
             self.picker_port = await picker.start(settings.host, settings.picker_port, settings.tls)
-            self._stack.push_async_callback(picker.stop, settings.drain_s)
+            self._stop_picking = picker.stop
+            self._stack.push_async_callback(picker.stop, 0)
 
     async def stop(self) -> None:
         """Finish requests for a while, send the remaining reports, and disconnect."""
         self.gate.close()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.settings.drain_s):
+                if self._stop_picking is not None:
+                    await self._stop_picking(self.settings.drain_s)
                 await self.gate.is_empty.wait()
         await end_tasks(self._tasks)
         await self.trials.end()

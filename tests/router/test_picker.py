@@ -211,6 +211,22 @@ async def test_a_client_that_leaves_frees_its_place(redis_url: str, tmp_path: Pa
         assert (await gateway.ask(body(), BEARER)).status == 200
 
 
+async def test_a_router_that_ends_finishes_what_it_picked_and_picks_no_more(redis_url: str, tmp_path: Path) -> None:
+    async with picking(redis_url, tmp_path, "one") as (running, gateway, (server,)):
+        server.gate = asyncio.Event()
+        asking = asyncio.create_task(gateway.ask(body(), BEARER))
+        await server.until(lambda: server.held == 1)
+        stop = running.router._stop_picking
+        assert stop is not None
+        stopping = asyncio.create_task(stop(10))
+        await asyncio.sleep(0.1)
+        with pytest.raises((GatewayError, grpc.aio.AioRpcError)):
+            await gateway.ask(body(), BEARER)
+        server.gate.set()
+        assert (await asking).status == 200
+        await asyncio.wait_for(stopping, 5)
+
+
 async def test_a_gateway_that_holds_bodies_back_is_told_what_is_needed(redis_url: str, tmp_path: Path) -> None:
     async with picking(redis_url, tmp_path, "one") as (_, gateway, (server,)):
         answer = await gateway.ask(body(), BEARER, mode=2)
