@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import httpx
 import pytest
@@ -116,7 +116,7 @@ def made(schema: dict[str, Any], name: str = "") -> Any:
 
 
 def answer_of(method: str, path: str) -> str:
-    path = path.replace(HOSTILE, "x")
+    path = unquote(path).replace(HOSTILE, "x")
     if path == "/sign-in/link":  # of the dashboard, and no operation of the API
         return json.dumps({"path": HOSTILE})
     for template, operations in API["paths"].items():
