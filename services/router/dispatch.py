@@ -256,7 +256,7 @@ class Dispatcher:
             else:
                 server.breaker.succeeded()
         except UpstreamError as error:
-            error.may_repeat &= received.carrier is None
+            error.may_repeat &= received.carrier is None or not received.carrier.has_told
             self._note_failure(ticket, server, error)
             raise
         except asyncio.CancelledError:

@@ -23,6 +23,11 @@ class Carrier(Protocol):
         """The addresses, ``host:port``, that it can send the request to; None for any."""
         ...
 
+    @property
+    def has_told(self) -> bool:
+        """Whether it was told a server, after which it can be told no other."""
+        ...
+
     def connection(self, server: Server) -> Connection:
         """Return what stands in for a connection to a server; it carries one request."""
         ...

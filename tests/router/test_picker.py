@@ -172,6 +172,34 @@ async def test_a_server_that_fails_again_and_again_is_picked_no_more(redis_url: 
         assert (len(clean.seen), len(dirty.seen)) == (3, 1)
 
 
+async def test_until_the_gateway_was_told_a_server_another_may_be_picked(redis_url: str, tmp_path: Path) -> None:
+    async with picking(redis_url, tmp_path, "locked", "open") as (running, gateway, (locked, _)):
+        without_key = {"pool": None, "models": [MODEL], "upstream_key": "missing"}
+        first, second = running.plane.servers
+        first = a_routed_server(locked, "locked", gco2_per_kwh=100.0, **without_key)
+        running.plane.servers = [first, second]
+        await running.adopted()
+        answer = await gateway.ask(body(), BEARER)
+        assert (answer.status, answer.server) == (200, second.url.removeprefix("http://"))
+        running.plane.servers = [first]
+        await running.adopted()
+        refused = await gateway.ask(body(), BEARER)
+        assert (refused.status, refused.is_of_picker) == (502, True), "it is answered, and not left alone"
+        assert locked.seen == []
+
+
+async def test_certificates_are_replaced_while_it_runs(redis_url: str, tmp_path: Path) -> None:
+    old, new = new_certificate("localhost"), new_certificate("localhost")
+    both = tmp_path / "both.pem"
+    both.write_text(old)
+    async with picking(redis_url, tmp_path, "one", tls_cert=both, tls_key=both) as (running, _, _):
+        port = running.router.picker_port
+        for written, known in ((old, old), (new, new), ("half of a ", new)):
+            both.write_text(written)
+            async with a_gateway(port, known.encode()) as gateway:
+                assert (await gateway.ask(body(), BEARER)).status == 200
+
+
 async def test_over_tls_only_who_knows_the_certificate_is_served(redis_url: str, tmp_path: Path) -> None:
     pem = new_certificate("localhost")
     (tmp_path / "both.pem").write_text(pem)

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Scope
 
 from services.kit.edge.exchange import Header
 from services.kit.logging import Log
-from services.kit.tls import Tls
+from services.kit.tls import Tls, check
 from services.router.fleet import Server
 from services.router.picking import protocol
 from services.router.turn import CARRIER
@@ -54,9 +54,7 @@ class Picker:
             if tls.certificate is None or tls.key is None:
                 found = server.add_insecure_port(address)
             else:
-                authority = tls.authority.read_bytes() if tls.asks_clients and tls.authority is not None else None
-                pair = tls.key.read_bytes(), tls.certificate.read_bytes()
-                given = grpc.ssl_server_credentials([pair], authority, require_client_auth=authority is not None)
+                given = grpc.dynamic_ssl_server_credentials(_pair(tls), lambda: _renewed(tls), tls.asks_clients)
                 found = server.add_secure_port(address, given)
         except RuntimeError as error:
             raise OSError(f"the endpoint picker cannot listen on {address}: {error}") from None
@@ -94,6 +92,23 @@ class Picker:
             return None
 
 
+def _pair(tls: Tls) -> Any:
+    """Return certificate, key and authority as their files have them; ``ValueError`` if they do not go together."""
+    check(tls)
+    assert tls.key is not None
+    assert tls.certificate is not None
+    authority = tls.authority.read_bytes() if tls.asks_clients and tls.authority is not None else None
+    return grpc.ssl_server_certificate_configuration([(tls.key.read_bytes(), tls.certificate.read_bytes())], authority)
+
+
+def _renewed(tls: Tls) -> Any:
+    """Return what a connection that begins is shown; None for what was shown before, while files are being replaced."""
+    try:
+        return _pair(tls)
+    except (OSError, ValueError):
+        return None
+
+
 class _Carried:
     """One request that a gateway carries, as the app has it."""
 
@@ -118,7 +133,7 @@ class _Carried:
         self._sent_by_client = known.keys()
         self._is_read = said.request_headers.end_of_stream
         self._has_request_trailers = False
-        self._connection: _GatewayConnection | None = None
+        self._told: _GatewayConnection | None = None
         self._start: Message | None = None
         self._content = bytearray()
         self._is_passing = False
@@ -145,7 +160,7 @@ class _Carried:
 
     async def hear_out(self) -> None:
         """Let a gateway that is handing over an answer notice that it was given another, before its stream ends."""
-        if self._connection is None or self._connection.complete:
+        if self._told is None or self._told.complete:
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(HEARD_OUT_S):
@@ -154,11 +169,16 @@ class _Carried:
 
     def connection(self, server: Server) -> Connection:
         """Return what stands in for a connection to a server."""
-        self._connection = _GatewayConnection(server, self)
-        return self._connection
+        return _GatewayConnection(server, self)
 
-    async def pick(self, server: Server, request: bytes) -> None:
-        """Have the gateway send a request, head and body, to a server."""
+    @property
+    def has_told(self) -> bool:
+        """Whether the gateway was told a server: from then on, no other can be asked."""
+        return self._told is not None
+
+    async def pick(self, server: Server, request: bytes, connection: "_GatewayConnection") -> None:
+        """Have the gateway send a request, head and body, to a server, whose answer ``connection`` stands for."""
+        self._told = connection
         head, _, body = request.partition(b"\r\n\r\n")
         lines = [line.split(b": ", 1) for line in head.split(b"\r\n")[1:]]
         headers: list[Header] = [(name, value) for name, value in lines if name not in _UNSET]
@@ -178,7 +198,7 @@ class _Carried:
         if self._is_passing:
             return await self._pass(content, more)
         assert self._start is not None
-        connection, status, headers = self._connection, self._start["status"], self._start["headers"]
+        connection, status, headers = self._told, self._start["status"], self._start["headers"]
         if connection is not None and not connection.status:
             return  # the gateway waits for the server, and takes no answer of ours
         if connection is not None and connection.has_body and (more or connection.complete):
@@ -191,7 +211,7 @@ class _Carried:
             await self._write(protocol.at_once(status, headers, bytes(self._content)))
 
     async def _pass(self, content: bytes, more: bool) -> None:
-        has_trailers = not more and self._connection is not None and self._connection.has_trailers
+        has_trailers = not more and self._told is not None and self._told.has_trailers
         for reply in protocol.body_of("response_body", content, is_last=not more and not has_trailers):
             await self._write(reply)
         if has_trailers:
@@ -223,7 +243,7 @@ class _GatewayConnection(Connection):
 
     async def head(self) -> None:
         """Tell the gateway, and wait for status and headers; ``UpstreamError`` if they do not arrive."""
-        await self._carried.pick(self._server, self._request)
+        await self._carried.pick(self._server, self._request, self)
         _, message = await self._part()
         headers = protocol.headers_of(message)
         status = next((value for name, value in headers if name == b":status"), b"")
