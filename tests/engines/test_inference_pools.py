@@ -167,6 +167,32 @@ async def test_what_one_server_lacks_stops_no_other(tmp_path: Path, caplog: pyte
         assert "eu.refused-a" in world.ours
 
 
+async def test_a_pool_that_cannot_be_read_keeps_nobody_back_and_removes_nothing(tmp_path: Path) -> None:
+    world = World()
+    async with running(tmp_path, world) as registrar:
+        world.pool("chat")
+        world.pods["app=chat"] = [world.pod("chat-a")]
+        await registrar.look()
+        world.pools[0]["spec"].pop("targetPorts")
+        world.pool("new")
+        world.pods["app=new"] = [world.pod("new-a")]
+        await registrar.look()
+        assert set(world.ours) == {"eu.chat-a", "eu.new-a"}
+        world.pools = world.pools[1:]
+        await registrar.look()
+        assert set(world.ours) == {"eu.new-a"}
+
+
+async def test_a_pool_without_labels_has_no_pods(tmp_path: Path) -> None:
+    world = World()
+    async with running(tmp_path, world) as registrar:
+        world.pool("all")
+        world.pools[0]["spec"]["selector"] = {"matchLabels": {}}
+        world.pods[""] = [world.pod("somebody-elses")]
+        await registrar.look()
+        assert world.ours == {}
+
+
 @pytest.mark.parametrize("models", [{}, [], {"data": {}}, {"data": [{"id": 1}, 2]}, "x", None])
 async def test_an_answer_without_models_registers_nothing(tmp_path: Path, models: object) -> None:
     world = World()

@@ -111,17 +111,13 @@ class Cluster:
             if (found := await _asked(listed, None)) is not None:
                 break
         pods: Any = client.CoreV1Api(self._api).list_namespaced_pod
-        return [
-            (
-                pool,
-                self._api.sanitize_for_serialization(
-                    await _asked(
-                        pods(namespace, label_selector=selector_of(pool), _request_timeout=_TIMEOUT_S),
-                    )
-                )["items"],
-            )
-            for pool in (found or {"items": []})["items"]
-        ]
+        pools: list[tuple[Json, list[Json]]] = []
+        for pool in (found or {"items": []})["items"]:
+            selector = selector_of(pool)  # without labels it would select all pods that there are
+            asked = pods(namespace, label_selector=selector, _request_timeout=_TIMEOUT_S) if selector else None
+            answer = {"items": []} if asked is None else self._api.sanitize_for_serialization(await _asked(asked))
+            pools.append((pool, answer["items"]))
+        return pools
 
     async def write(self, change: Change) -> bool:
         """Write a change, unless the workload has changed since it was read; return whether it was written."""

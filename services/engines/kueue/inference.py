@@ -42,8 +42,8 @@ class PodServer:
 
 
 def selector_of(pool: Json) -> str:
-    """Return the labels of a pool's pods, as a selector."""
-    given = pool["spec"]["selector"]
+    """Return the labels of a pool's pods, as a selector; empty for a pool that states none, and so has no pods."""
+    given = (pool.get("spec") or {}).get("selector") or {}
     labels = given.get("matchLabels", given)
     return ",".join(f"{name}={value}" for name, value in sorted(labels.items()))
 

@@ -13,7 +13,6 @@ from pathlib import Path
 import aiohttp
 import orjson
 from pydantic import Field, ValidationError
-from pydantic_settings import SettingsConfigDict
 
 from services.contracts.routing import EndpointList, EndpointSpec
 from services.contracts.schema import Name, said
@@ -37,8 +36,6 @@ ASK_S = 3.0  #: For a server to say which models it has
 
 class ServersSettings(KueueSettings):
     """`ENGINE_KUEUE_...` of the bridge, as far as they are of use here, and these."""
-
-    model_config = SettingsConfigDict(env_prefix="ENGINE_KUEUE_", env_ignore_empty=True)
 
     control_plane_url: str = said("The installation's gateway.", default="http://127.0.0.1:8000")
     key_file: Path = Field(description="File with the API key of an operator of the tenant whose servers they are.")
@@ -64,11 +61,14 @@ class Registrar:
             OSError: The key cannot be read.
         """
         settings = self._settings
-        servers = [
-            server
-            for pool, pods in await self._cluster.inference(settings.namespace)
-            for server in servers_of(settings.node_id, pool, pods)
-        ]
+        servers: list[PodServer] = []
+        are_known = True
+        for pool, pods in await self._cluster.inference(settings.namespace):
+            try:
+                servers += servers_of(settings.node_id, pool, pods)
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                are_known = False
+                self._refuse(str(pool.get("metadata")), f"its pool cannot be read: {error!r}")
         headers = {"authorization": f"Bearer {settings.key_file.read_text().strip()}"}
         if self._registered is None:
             self._registered = await self._own(headers)
@@ -77,7 +77,7 @@ class Registrar:
         for server, spec in zip(servers, specs, strict=True):
             if spec is not None and known.get(server.name) != spec and await self._put(server.name, spec, headers):
                 known[server.name] = spec
-        for name in known.keys() - {each.name for each in servers}:
+        for name in known.keys() - {each.name for each in servers} if are_known else ():
             try:
                 await self._gateway.request("DELETE", f"/v1/endpoints/{name}", headers=headers)
             except ProblemError as error:
@@ -85,7 +85,9 @@ class Registrar:
                     raise
             del known[name]
             log.info("server.removed", endpoint=name)
-        self._refused = {name: why for name, why in self._refused.items() if name in {each.name for each in servers}}
+        if are_known:
+            there = {each.name for each in servers}
+            self._refused = {name: why for name, why in self._refused.items() if name in there}
 
     async def _own(self, headers: dict[str, str]) -> dict[str, EndpointSpec]:
         """Return what this cluster has registered so far."""
