@@ -16,6 +16,7 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 from services.contracts import pools
 from services.contracts.background import WorkFailure, WorkState
 from services.contracts.clocks import ClockPolicy, PoolClocks
+from services.contracts.clusters import Workload
 from services.contracts.identity import Identity, Role
 from services.contracts.jobs import Argument, LabelKey, LabelValue
 from services.contracts.nodes import ClockMinute, Listener
@@ -66,6 +67,11 @@ class PoolPlace(GridNodes):
         "Maximum number of GPUs by model; null for all GPUs of the nodes that are up and not drained.", max_length=50
     )
     price_per_kwh: Real | None = maybe("Price of electricity, for the objective `cost`.")
+    cluster: Name | None = maybe(
+        "Kubernetes cluster whose workloads are scaled, by the name that its process has; null for nodes with agents. "
+        "Its `gpus` are what the pool may have there.",
+        exclude_if=operator.not_,
+    )
 
 
 class ServerProcess(Message):
@@ -80,9 +86,12 @@ class ServerProcess(Message):
 
     @model_validator(mode="after")
     def _has_something_to_run(self) -> Self:
-        if not self.image and not (self.command and self.command[0]):
+        if not self._runs_something():
             raise ValueError("needs a command or a container image")
         return self
+
+    def _runs_something(self) -> bool:
+        return bool(self.image or (self.command and self.command[0]))
 
 
 class ServerMode(ServerProcess):
@@ -119,6 +128,14 @@ class ServerMode(ServerProcess):
     max_requests: Int = said(
         "Requests that the router gives an instance at once; others wait.", default=64, ge=1, le=100_000
     )
+    workload: Workload | None = maybe(
+        "In a Kubernetes cluster, in place of a command and an image: what is scaled.", exclude_if=operator.not_
+    )
+
+    def _runs_something(self) -> bool:
+        if self.workload is not None and super()._runs_something():
+            raise ValueError("its workload says what it runs: leave out command and image")
+        return self.workload is not None or super()._runs_something()
 
 
 class PoolThresholds(Message):
@@ -255,6 +272,7 @@ class PoolSpec(SolveOptions):
             raise ValueError(f"fallback names {own[0]}, which is a model of the pool itself")
         for what in ("places", "modes", "partitions", "regions"):
             check_once((each.name for each in getattr(self, what)), f"{what} name {{}} twice")
+        self._fits_clusters()
         places = {place.name for place in self.places}
         for region in self.regions:
             if unknown := sorted(region.network_ms.keys() - places):
@@ -276,6 +294,20 @@ class PoolSpec(SolveOptions):
             if self.objective == "cost" and place.price_per_kwh is None:
                 raise ValueError(f"the objective is cost, and place {place.name} has no price_per_kwh")
         return self
+
+    def _fits_clusters(self) -> None:
+        clusters = [place.cluster for place in self.places if place.cluster is not None]
+        workloads = [str(mode.workload) for mode in self.modes if mode.workload is not None]
+        if not clusters and not workloads:
+            return
+        if (len(clusters), len(workloads)) != (len(self.places), len(self.modes)):
+            raise ValueError("either all places have a cluster and all modes a workload, or none has")
+        check_once(clusters, "places name the cluster {} twice")
+        check_once(workloads, "modes name the workload {} twice")
+        if unknown := [place.name for place in self.places if place.gpus is None]:
+            raise ValueError(f"place {unknown[0]} is a cluster: say by `gpus` how many the pool may have there")
+        if self.clocks.policy is not ClockPolicy.DEFAULT:
+            raise ValueError("nobody sets the clocks of a cluster's GPUs: set the clocks' policy to default")
 
     @property
     def plan_steps(self) -> int:
@@ -329,6 +361,19 @@ class InstanceClock(Message):
     )
     model_error: float | None = maybe("Mean relative error of the learned model; null while there is none.")
     unused: str | None = maybe("Why MIAD decides in place of the learned model.")
+
+
+class InstancePod(Message):
+    """The pod that an instance is, or waits for."""
+
+    uid: str | None = None
+    name: str | None = maybe("Null while it has none.")
+    ordinal: int = said("Of a group of a LeaderWorkerSet: its number.", default=0)
+    url: str | None = maybe("Where it takes requests; null while it takes none.")
+    since: Instant = said("Since when it takes requests, or waits, or has been gone.")
+    reason: str | None = maybe("Why it takes none.")
+    detail: str | None = None
+    is_gone: bool = said("Whether the instance that was stopped has no pod any more.", default=False)
 
 
 class InstanceClockMinute(ClockMinute):
@@ -385,6 +430,7 @@ class PoolInstance(AnyInstance):
         "known, and for instances without a key."
     )
     clock: InstanceClock | None = maybe("Null unless it runs on a node that is up.")
+    pod: InstancePod | None = maybe("In a Kubernetes cluster: its pod, as the cluster last said.")
 
 
 class InstanceList(Page[PoolInstance]):

@@ -27,6 +27,7 @@ from services.serving.batches.sending import Sender, limits_at
 from services.serving.batches.service import Batches
 from services.serving.batches.worker import BatchWorker
 from services.serving.carbon import Baselines, CarbonZones, Forecasts, Intensities
+from services.serving.clusters import Clusters
 from services.serving.controller.controller import Controller
 from services.serving.controller.probes import Prober, new_probe_session
 from services.serving.controller.server_jobs import ServerJobs
@@ -81,6 +82,7 @@ def create_app(settings: ServingSettings) -> FastAPI:
             app.state.fleets = Fleets(repository, zones)
             app.state.apps = Apps(repository)
             app.state.endpoints = Endpoints(repository, settings, zones)
+            app.state.clusters = Clusters(repository, settings)
             intensities = Intensities(Carbon(carbon, attempts=1, timeout_s=2))
             app.state.routing = routing = Routing(repository, intensities, settings)
             app.state.batches = Batches(repository, settings)

@@ -6,12 +6,14 @@ from fastapi import APIRouter, Header, Path, Query, Response
 
 from services.contracts import apps as app_messages
 from services.contracts import serving
+from services.contracts.clusters import ClusterOrders, ClusterReport
 from services.contracts.queries import PageQuery
 from services.contracts.routing import Endpoint, EndpointList, EndpointSpec, HeldRequests, RoutingTable, UpstreamKeys
 from services.contracts.schema import Name
 from services.db.sealing import Sealer
 from services.kit.identity import Caller, Operator
 from services.kit.routes import LARGE_BODY, from_state
+from services.serving.clusters import Clusters
 from services.serving.fleets.observations import observe
 from services.serving.fleets.service import Apps, Fleets
 from services.serving.repository import ServingRepository
@@ -319,6 +321,17 @@ async def delete_endpoint(endpoint: InPath, caller: Operator, endpoints: Registe
     Requests that it holds are finished.
     """
     return await endpoints.remove(endpoint, caller)
+
+
+@endpoints_router.post("/v1/clusters/{cluster}/workloads", openapi_extra=LARGE_BODY)
+async def report_workloads(
+    cluster: InPath, report: ClusterReport, caller: Operator, clusters: Annotated[Clusters, from_state("clusters")]
+) -> ClusterOrders:
+    """Report the workloads of a Kubernetes cluster that pools may scale, and read what they are to be.
+
+    The cluster's own process does so, again and again.
+    """
+    return await clusters.report(cluster, report, caller)
 
 
 @endpoints_router.get("/internal/routing", response_model_exclude_defaults=True)  # so that older routers can read it

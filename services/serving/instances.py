@@ -11,7 +11,7 @@ from services.contracts.apps import AppSpec, FleetSpec
 from services.contracts.jobs import SliceName
 from services.contracts.nodes import Listener
 from services.contracts.schema import Message, Name, is_none, maybe
-from services.contracts.serving import InstanceState, PoolPlace, PoolSpec, ServerMode, ServerProbes
+from services.contracts.serving import InstancePod, InstanceState, PoolPlace, PoolSpec, ServerMode, ServerProbes
 from services.core.domain.jobs import JobState
 
 
@@ -34,6 +34,9 @@ class InstanceReason(StrEnum):
     KEY_REFUSED = "key_refused", "Whoever answers on its port refuses the key that the instance was given."
     NOT_READY = "not_ready"  #: It did not answer within ``ready_timeout_s``
     UNHEALTHY = "unhealthy"  #: It was silent for ``unhealthy_timeout_s``
+    CLUSTER_SILENT = "cluster_silent", "Its cluster has not said yet that it knows of it."
+    NO_POD = "no_pod", "Its workload has no pod for it yet."
+    SCALED_BY_OTHERS = "scaled_by_others"  #: Its workload's replicas are not set by plans
     NOT_NEEDED = "not_needed", "The plan in force does not need it."
     TERMS_CHANGED = "terms_changed", "The pool was changed: another instance takes its place."
     POOL_DELETED = "pool_deleted", "Its pool is being deleted."
@@ -65,6 +68,8 @@ class InstanceTerms(Message):
 
     def process(self) -> dict[str, Any]:
         """Return what its process depends on; instances for which this is equal run the same process."""
+        if self.mode.workload is not None:
+            return {"cluster": self.place.cluster, "workload": str(self.mode.workload)}
         return {
             **self.mode.model_dump(exclude=NOT_OF_PROCESS),
             **self.place.model_dump(include={"zone", "node_labels"}),
@@ -85,16 +90,16 @@ class Blueprint:
         slices: Mapping[str, SliceName] | None = None,
     ) -> None:
         self.probes = probes
-        self._places = {place.name: place for place in places}
-        self.place = next(iter(self._places), "")
-        self._modes = {mode.name: mode for mode in modes}
+        self.places = {place.name: place for place in places}
+        self.place = next(iter(self.places), "")
+        self.modes = {mode.name: mode for mode in modes}
         self._fleet = fleet
         self._slices = slices or {}
         self._processes: dict[tuple[str, str], dict[str, Any]] = {}
 
     def terms(self, at: tuple[str, str]) -> InstanceTerms | None:
         """Return the specs of an instance created now; None if the place or mode is gone."""
-        place, mode = self._places.get(at[0]), self._modes.get(at[1])
+        place, mode = self.places.get(at[0]), self.modes.get(at[1])
         if place is None or mode is None:
             return None
         return InstanceTerms(
@@ -143,7 +148,7 @@ def app_blueprint(spec: AppSpec, fleet: FleetSpec) -> Blueprint:
 
 @dataclass(frozen=True, slots=True)
 class InstanceJob:
-    """The job of an instance."""
+    """The job of an instance, or what stands for it: the pod of one in a Kubernetes cluster."""
 
     state: JobState
     reason: str | None = None
@@ -187,15 +192,21 @@ class Instance:
     listener: Listener | None = None
     sealed_key: bytes | None = field(default=None, repr=False)
     checks_key: bool | None = None
+    pod: InstancePod | None = None
 
     @property
     def at(self) -> tuple[str, str]:
         return self.place, self.mode
 
     @property
+    def is_pod(self) -> bool:
+        """Whether it is a pod of a Kubernetes cluster, and not a job."""
+        return self.terms.mode.workload is not None
+
+    @property
     def job_has_ended(self) -> bool:
         """Whether its job has ended and no other will run; false before it has a job."""
-        return self.job_id is not None and (self.job is None or self.job.state.is_final)
+        return self.job_id is not None if self.job is None else self.job.state.is_final
 
 
 @lru_cache(maxsize=4_096)

@@ -93,8 +93,11 @@ class Routing:
         specs = dict(readable(pools, lambda row: (row.name, PoolSpec.as_stored(row.spec)), _name, "pool"))
         of_apps = [row for row in rows if row.pool in apps and apps[row.pool].fleet in fleets]
         rows = [row for row in rows if row.pool in specs]
-        signals = {(name, place.name): place.grid[1] for name, spec in specs.items() for place in spec.places}
+        places = {(name, place.name): place for name, spec in specs.items() for place in spec.places}
+        signals = {at: place.grid[1] for at, place in places.items()}
         zones = {row.id: (row.zone, signals.get((row.pool, row.place))) for row in rows if row.zone}
+        pods = ((row.id, places.get((row.pool, row.place))) for row in rows)  # of which no node tells the zone
+        zones |= {pod: place.grid for pod, place in pods if place is not None and place.cluster}
         zones |= {server_id(each.name): (each.spec.zone, None) for each in endpoints if each.spec.zone}
         known = await self._intensities.of({*zones.values(), *(fleet.grid for fleet in fleets.values())})
         self.zones = zones

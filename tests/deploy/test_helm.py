@@ -122,7 +122,10 @@ WHOLE = HA | {
     "imagePullSecrets": [{"name": "registry"}],
     "agent": {"enabled": True},
     "kueue": {"enabled": True},
-    "picker": {"enabled": True, "requestsKey": "requests-key", "namespace": "models", "location": "eu", "zone": "DE"},
+    "picker": {
+        **{"enabled": True, "requestsKey": "requests-key", "namespace": "models", "location": "eu", "zone": "DE"},
+        "scale": [{"kind": "Deployment", "name": "llama"}, {"kind": "LeaderWorkerSet", "name": "llama-large"}],
+    },
 }
 """Two of everything over TLS, with the bridge and the agents beside them."""
 
@@ -317,7 +320,18 @@ def test_the_picker_is_the_router_and_its_servers_are_registered_by_a_key(
     role = found["Role", "green-picker"]
     assert role["metadata"]["namespace"] == "models"
     may = {(each, action) for rule in role["rules"] for each in rule["resources"] for action in rule["verbs"]}
-    assert may == {("inferencepools", "list"), ("pods", "list")}
+    assert may == {
+        *{("inferencepools", "list"), ("pods", "list"), ("pods", "patch"), ("horizontalpodautoscalers", "list")},
+        *{(kind, action) for kind in ("deployments", "leaderworkersets") for action in ("get", "patch")},
+        *{("deployments/scale", "get"), ("leaderworkersets/scale", "get")},
+    }
+    named = [rule for rule in role["rules"] if rule["apiGroups"] in (["apps"], ["leaderworkerset.x-k8s.io"])]
+    assert [rule["resourceNames"] for rule in named] == [["llama"]] * 2 + [["llama-large"]] * 2
+    assert [str(each) for each in read.scales] == ["Deployment/llama", "LeaderWorkerSet/llama-large"]
+    only = objects(helm(WHOLE | {"picker": WHOLE["picker"] | {"scale": []}}))["Role", "green-picker"]["rules"]
+    assert {action for rule in only for action in rule["verbs"]} == {"list"}, (
+        "where nothing is scaled, nothing is changed"
+    )
     assert ("Deployment", "green-picker") not in objects(helm(HA))
     (plain,) = containers(objects(helm(HA))["Deployment", "green-router"])
     assert plain["image"].startswith("wattshift:")

@@ -3,6 +3,10 @@
 Of Kueue itself it does what the bridge depends on: ``step`` reserves quota by effective priority and then in order of
 submission, preempts what has a lower one than what waits, admits what all checks are ready for, and evicts what one of
 them wants to be tried again. A slice of an elastic job needs the quota that the one before it does not have.
+
+Of Deployments and LeaderWorkerSets it has what ``run_pods`` does: pods until there are as many as replicas, and of too
+many the ones less that Kubernetes would take: those that are not ready, then by the cost of their deletion and the
+youngest, or of groups those with the highest numbers.
 """
 
 from __future__ import annotations
@@ -26,6 +30,9 @@ Json = dict[str, Any]
 SCHEMAS: dict[str, Json] = json.loads(gzip.decompress(Path(__file__).with_name("kueue-crds.json.gz").read_bytes()))
 CHECK, RESOURCE = "carbon", "nvidia.com/gpu"
 REPLACES = "kueue.x-k8s.io/workload-slice-replacement-for"
+SCALED = {"deployments": ("apps", "v1"), "leaderworkersets": ("leaderworkerset.x-k8s.io", "v1")}
+COST = "controller.kubernetes.io/pod-deletion-cost"
+GROUP = "leaderworkerset.sigs.k8s.io/group-index"
 REMOTE = "multikueue"
 """The name of MultiKueue's check, where a cluster manages others."""
 
@@ -65,7 +72,9 @@ class KueueCluster:
 
     def __init__(self, version: str = "v1beta2") -> None:
         self.version = version
-        self.objects: dict[str, dict[str, Json]] = {plural: {} for plural in (*SCHEMAS, "leases")}
+        plain_kinds = ("leases", "horizontalpodautoscalers", "pods", "inferencepools", *SCALED)
+        self.objects: dict[str, dict[str, Json]] = {plural: {} for plural in (*SCHEMAS, *plain_kinds)}
+        self.scalings: list[tuple[str, Json, Json]] = []  #: Who was scaled by a patch, as it was and as it is
         self.events: list[tuple[int, str, str, Json]] = []
         self.oldest = 0
         self.down = False
@@ -120,7 +129,51 @@ class KueueCluster:
             self.conflicts += 1
             raise web.HTTPConflict(text=json.dumps({"reason": "Conflict", "code": 409}))
         wanted = {name: value for name, value in patch.items() if (name == "status") == (part == "status")}
-        return await self.put(plural, merged(known, wanted))
+        result = merged(known, wanted)
+        if plural in SCALED:
+            replicas = result["spec"]["replicas"]
+            assert isinstance(replicas, int), "or it is no count"
+            assert replicas >= 0
+            assert all(isinstance(each, str) for each in result["metadata"].get("annotations", {}).values())
+            self.scalings.append((key, known, result))
+        return await self.put(plural, result)
+
+    # What Kubernetes' own controllers do.
+
+    def pods_of(self, plural: str, key: str) -> list[Json]:
+        owner = f"{plural}/{key}"
+        return [each for each in self.objects["pods"].values() if each["metadata"]["labels"]["owner"] == owner]
+
+    async def run_pods(self, address: str = "10.8.0.{}") -> list[str]:
+        """Make and take away pods once, and have those that were there be ready; return the uids of those taken."""
+        taken: list[str] = []
+        for plural in SCALED:
+            for key, each in list(self.objects[plural].items()):
+                replicas, pods = each["spec"].get("replicas", 1), self.pods_of(plural, key)
+                for pod in pods:
+                    if not is_pod_ready(pod):
+                        ready = [{"type": "Ready", "status": "True"}]
+                        pod["status"] |= {"phase": "Running", "conditions": ready}
+                        await self.put("pods", pod)
+                pods.sort(key=_first_to_go)
+                for pod in pods[: max(len(pods) - replicas, 0)]:
+                    taken.append(pod["metadata"]["uid"])
+                    await self.delete("pods", f"{pod['metadata']['namespace']}/{pod['metadata']['name']}")
+                groups = {int(pod["metadata"]["labels"][GROUP]) for pod in pods}
+                for number in sorted(set(range(replicas)) - groups) if plural == "leaderworkersets" else ():
+                    await self._add_pod(plural, key, number, address)
+                for _ in range(replicas - len(pods) if plural == "deployments" else 0):
+                    await self._add_pod(plural, key, 0, address)
+        return taken
+
+    async def _add_pod(self, plural: str, key: str, number: int, address: str) -> None:
+        namespace, _, name = key.partition("/")
+        made = next(self._versions)
+        own = number if plural == "leaderworkersets" else made
+        labels = {"owner": f"{plural}/{key}", "app": name, GROUP: str(number)}
+        status = {"phase": "Pending", "podIP": address.format(made % 250 + 1)}
+        meta = {"name": f"{name}-{own}", "namespace": namespace, "labels": labels}
+        await self.put("pods", {"metadata": meta, "status": status})
 
     # What Kueue does.
 
@@ -219,13 +272,16 @@ class KueueCluster:
             app.router.add_get(base + space + "/{plural}/{name}", self._get)
             app.router.add_patch(base + space + "/{plural}/{name}", self._patch)
             app.router.add_patch(base + space + "/{plural}/{name}/{part}", self._patch)
+            app.router.add_get(base + space + "/{plural}/{name}/scale", self._scale)
+        app.router.add_get("/api/v1/namespaces/{namespace}/{plural}", self._labelled)
+        app.router.add_patch("/api/v1/namespaces/{namespace}/{plural}/{name}", self._patch)
         async with TestServer(app) as server:
             yield str(server.make_url("")).rstrip("/")
 
     def _check(self, request: web.Request) -> None:
         if self.down:
             raise web.HTTPServiceUnavailable
-        if request.match_info["group"] == "kueue.x-k8s.io" and request.match_info["version"] != self.version:
+        if request.match_info.get("group") == "kueue.x-k8s.io" and request.match_info["version"] != self.version:
             raise web.HTTPNotFound
 
     def _key(self, request: web.Request) -> tuple[str, str]:
@@ -257,6 +313,27 @@ class KueueCluster:
     async def _get(self, request: web.Request) -> web.Response:
         plural, key = self._key(request)
         return web.json_response(self.at(plural, key))
+
+    async def _scale(self, request: web.Request) -> web.Response:
+        plural, key = self._key(request)
+        assert SCALED[plural] == (request.match_info["group"], request.match_info["version"])
+        known = self.at(plural, key)
+        return web.json_response(
+            {
+                "kind": "Scale",
+                "apiVersion": "autoscaling/v1",
+                "metadata": known["metadata"],
+                "spec": {"replicas": known["spec"].get("replicas", 1)},
+                "status": {"replicas": len(self.pods_of(plural, key)), "selector": f"owner={plural}/{key}"},
+            }
+        )
+
+    async def _labelled(self, request: web.Request) -> web.Response:
+        self._check(request)
+        wanted = dict(each.split("=", 1) for each in request.query["labelSelector"].split(","))
+        found = self.objects[request.match_info["plural"]].values()
+        items = [each for each in found if wanted.items() <= each["metadata"]["labels"].items()]
+        return web.json_response({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": items})
 
     async def _create(self, request: web.Request) -> web.Response:
         self._check(request)
@@ -304,6 +381,17 @@ class KueueCluster:
                     async with asyncio.timeout(0.2):
                         await self._changed.wait()
         return stream
+
+
+def is_pod_ready(pod: Json) -> bool:
+    return {"type": "Ready", "status": "True"} in pod["status"].get("conditions", ())
+
+
+def _first_to_go(pod: Json) -> tuple[int, bool, int, int]:
+    """Return what decides which pods go first; of Deployments all have the same number of a group."""
+    meta = pod["metadata"]
+    cost = int(meta.get("annotations", {}).get(COST, "0"))
+    return -int(meta["labels"][GROUP]), is_pod_ready(pod), cost, -int(meta["resourceVersion"])
 
 
 def merged(known: Any, patch: Any) -> Any:

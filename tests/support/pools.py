@@ -22,6 +22,7 @@ from services.kit.http import ServiceClient, new_session
 from services.kit.problems import install_problem_handlers
 from services.serving import endpoints
 from services.serving.carbon import CarbonZones, Intensities
+from services.serving.clusters import Clusters
 from services.serving.planning.plans import Plans
 from services.serving.repository import ServingRepository
 from services.serving.repository.plans import plan_repository
@@ -150,6 +151,7 @@ async def pool_api(database_url: str) -> AsyncIterator[PoolApi]:
         zones = CarbonZones(carbon_service)
         app.state.repository, app.state.sealer = ServingRepository(engine), Sealer(SECRETS_KEY)
         app.state.endpoints = Endpoints(ServingRepository(engine), settings, zones)
+        app.state.clusters = Clusters(ServingRepository(engine), settings)
         app.state.routing = Routing(ServingRepository(engine), Intensities(carbon_service), settings)
         app.state.pools = Pools(ServingRepository(engine), zones, plans, settings.plan_interval_s)
         api = PoolApi(http, database, app.state.traffic, plans, app.state.routing)

@@ -112,7 +112,7 @@ pool_plans = _work(
 pool_instances = _table(
     "pool_instances",
     text="id pool tenant_id plan_id place mode partition request_class state job_id url reason detail listener",
-    json="terms",
+    json="terms pod",
     at="created_at ready_at silent_since draining_at stopping_at ended_at",
     data="sealed_key",
     flags="checks_key",

@@ -1329,7 +1329,8 @@ CREATE INDEX pool_plans_undecided ON pool_plans (pool) WHERE outcome IS NULL;
 
 -- `terms` are the specs that the instance was made from: `{"mode": ServerMode, "place": PoolPlace, "probes":
 -- ServerProbes}`. `id` is also the idempotency key of its job's submission, so that no instance ever has two jobs.
--- `sealed_key` is opened for its node and the routers alone.
+-- `sealed_key` is opened for its node and the routers alone. `pod` is an `InstancePod`, of one in a Kubernetes cluster,
+-- which has no job.
 CREATE TABLE pool_instances (
     id TEXT NOT NULL,
     pool TEXT NOT NULL,
@@ -1354,6 +1355,7 @@ CREATE TABLE pool_instances (
     listener TEXT,
     sealed_key BYTEA,
     checks_key BOOLEAN,
+    pod JSONB,
     PRIMARY KEY (id),
     CONSTRAINT pool_instances_state CHECK (state IN ('wanted', 'starting', 'ready', 'draining', 'stopping', 'ended'))
 );

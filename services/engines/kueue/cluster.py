@@ -11,6 +11,7 @@ import orjson
 from kubernetes.aio import client, config, watch
 from kubernetes.aio.client.exceptions import ApiException
 
+from services.contracts.clusters import WorkloadName
 from services.engines.kueue.dispatching import CLUSTERS, Nomination, Nominee
 from services.engines.kueue.inference import selector_of
 from services.engines.kueue.reading import Json, Workload
@@ -25,6 +26,10 @@ log = Log(__name__)
 T = TypeVar("T")
 GROUP = "kueue.x-k8s.io"
 INFERENCE = (("inference.networking.k8s.io", "v1"), ("inference.networking.x-k8s.io", "v1alpha2"))
+SCALED = {
+    "Deployment": ("apps", "v1", "deployments"),
+    "LeaderWorkerSet": ("leaderworkerset.x-k8s.io", "v1", "leaderworkersets"),
+}
 LEASES = ("coordination.k8s.io", "v1")
 VERSIONS = ("v1beta2", "v1beta1")
 """Those that the bridge reads, the preferred one first."""
@@ -110,14 +115,49 @@ class Cluster:
             )
             if (found := await _asked(listed, None)) is not None:
                 break
-        pods: Any = client.CoreV1Api(self._api).list_namespaced_pod
-        pools: list[tuple[Json, list[Json]]] = []
-        for pool in (found or {"items": []})["items"]:
-            selector = selector_of(pool)  # without labels it would select all pods that there are
-            asked = pods(namespace, label_selector=selector, _request_timeout=_TIMEOUT_S) if selector else None
-            answer = {"items": []} if asked is None else self._api.sanitize_for_serialization(await _asked(asked))
-            pools.append((pool, answer["items"]))
-        return pools
+        items = (found or {"items": []})["items"]
+        return [(pool, await self._pods(namespace, selector_of(pool))) for pool in items]
+
+    async def _pods(self, namespace: str, selector: str) -> list[Json]:
+        """Return the pods with some labels; none without labels, which would select all pods that there are."""
+        if not selector:
+            return []
+        asked: Any = client.CoreV1Api(self._api).list_namespaced_pod(
+            namespace, label_selector=selector, _request_timeout=_TIMEOUT_S
+        )
+        return self._api.sanitize_for_serialization(await _asked(asked))["items"]
+
+    async def workload(self, namespace: str, of: WorkloadName) -> tuple[Json | None, list[Json]]:
+        """Return a workload, None if there is none, and the pods that its scale names."""
+        place = (*SCALED[of.kind][:2], namespace, SCALED[of.kind][2], of.name)
+        found: Any = await _asked(self._objects.get_namespaced_custom_object(*place, _request_timeout=_TIMEOUT_S), None)
+        if found is None:
+            return None, []
+        scale: Any = await _asked(
+            self._objects.get_namespaced_custom_object_scale(*place, _request_timeout=_TIMEOUT_S), {}
+        )
+        return found, await self._pods(namespace, (scale.get("status") or {}).get("selector") or "")
+
+    async def autoscalers(self, namespace: str) -> list[Json]:
+        """Return a namespace's HorizontalPodAutoscalers; KEDA makes one for each of its own."""
+        listed = self._objects.list_namespaced_custom_object
+        asked = listed("autoscaling", "v2", namespace, "horizontalpodautoscalers", _request_timeout=_TIMEOUT_S)
+        return (await _asked(asked))["items"]
+
+    async def change_workload(self, namespace: str, of: WorkloadName, patch: Json) -> bool:
+        """Patch a workload, unless it has changed since it was read; return whether it was patched."""
+        place = (*SCALED[of.kind][:2], namespace, SCALED[of.kind][2], of.name)
+        try:
+            await _asked(self._patch(self._objects.patch_namespaced_custom_object, place, patch))
+        except _OtherByNowError:
+            return False
+        return True
+
+    async def annotate_pod(self, namespace: str, pod: str, notes: Mapping[str, str | None]) -> None:
+        """Annotate a pod; one that is gone is passed over."""
+        body: Json = {"metadata": {"annotations": dict(notes)}}
+        with contextlib.suppress(_OtherByNowError):
+            await _asked(self._patch(client.CoreV1Api(self._api).patch_namespaced_pod, (pod, namespace), body))
 
     async def write(self, change: Change) -> bool:
         """Write a change, unless the workload has changed since it was read; return whether it was written."""
@@ -149,7 +189,7 @@ class Cluster:
                 await _asked(self._patch(patch, place, {"metadata": {"annotations": dict(annotations)}}))
         except _OtherByNowError:
             return False
-        except _RefusedError as error:  # by what guards this one workload, which is no reason to leave all others
+        except RefusedError as error:  # by what guards this one workload, which is no reason to leave all others
             if str(error) != was:
                 log.error("kueue.refused", workload=f"{of.namespace}/{of.name}", why=str(error))
             known = {uid: each for uid, each in self._refused.items() if now_s < each[1] + 2 * _AGAIN_S}
@@ -221,7 +261,7 @@ class _OtherByNowError(Exception):
     """The object has changed since it was read, or is gone."""
 
 
-class _RefusedError(EngineSilentError):
+class RefusedError(EngineSilentError):
     """The request is refused, for a reason that may concern this object alone."""
 
 
@@ -237,7 +277,7 @@ async def _asked(answer: Awaitable[T], otherwise: T = _RAISE) -> T:
             return otherwise
         if error.status in (_CONFLICT, _NOT_FOUND):
             raise _OtherByNowError from error
-        kind = _RefusedError if error.status in _REFUSED else EngineSilentError
+        kind = RefusedError if error.status in _REFUSED else EngineSilentError
         raise kind(_words(error)) from error
     except (TimeoutError, aiohttp.ClientError, OSError, ValueError) as error:
         raise EngineSilentError(f"The API server does not answer: {error!r}") from error

@@ -59,11 +59,17 @@ def servers_of(cluster: str, pool: Json, pods: Iterable[Json]) -> list[PodServer
         address = status.get("podIP")
         if not address or status.get("phase") in ("Succeeded", "Failed"):
             continue
-        conditions = {each["type"]: each["status"] for each in status.get("conditions") or ()}
-        is_ready = conditions.get("Ready") == "True" and not pod["metadata"].get("deletionTimestamp")
         host = f"[{address}]" if ":" in address else address
-        found.append(PodServer(name_of(cluster, pod["metadata"]["name"]), f"http://{host}:{ports[0]}", is_ready, said))
+        found.append(
+            PodServer(name_of(cluster, pod["metadata"]["name"]), f"http://{host}:{ports[0]}", is_ready(pod), said)
+        )
     return found
+
+
+def is_ready(pod: Json) -> bool:
+    """Return whether a pod takes requests."""
+    conditions = {each["type"]: each["status"] for each in pod["status"].get("conditions") or ()}
+    return conditions.get("Ready") == "True" and not pod["metadata"].get("deletionTimestamp")
 
 
 def name_of(cluster: str, pod: str) -> str:

@@ -14,10 +14,13 @@ import aiohttp
 import orjson
 from pydantic import Field, ValidationError
 
+from services.contracts.clusters import ClusterOrders, ClusterReport, WorkloadName, WorkloadOrder, WorkloadReport
 from services.contracts.routing import EndpointList, EndpointSpec
 from services.contracts.schema import Name, said
-from services.engines.kueue.cluster import Cluster
+from services.engines.kueue.cluster import Cluster, RefusedError
 from services.engines.kueue.inference import PREFIX, PodServer, models_in, servers_of
+from services.engines.kueue.reading import Json
+from services.engines.kueue.scaling import COST, change_of, marks_of, report_of
 from services.engines.kueue.settings import KueueSettings
 from services.kit.bridges.figures import shown_at
 from services.kit.http import ServiceClient, new_session
@@ -41,6 +44,10 @@ class ServersSettings(KueueSettings):
     key_file: Path = Field(description="File with the API key of an operator of the tenant whose servers they are.")
     namespace: str = Field("default", description="Where the inference pools are.")
     location: Name | None = Field(None, description="Where the servers are; by default the cluster's name.")
+    scales: list[WorkloadName] = said(
+        'Workloads whose replicas pools\' plans may set, as JSON: `[{"kind": "Deployment", "name": "llama"}]`.',
+        default_factory=list[WorkloadName],
+    )
 
 
 class Registrar:
@@ -51,6 +58,7 @@ class Registrar:
         self._gateway = ServiceClient(session, settings.control_plane_url, "The control plane", timeout_s=10)
         self._registered: dict[str, EndpointSpec] | None = None
         self._refused: dict[str, str] = {}
+        self._failed: dict[str, str] = {}
 
     async def look(self) -> None:
         """Register new pods, drain those that end, and remove what is gone; what one of them lacks stops no other.
@@ -61,15 +69,17 @@ class Registrar:
             OSError: The key cannot be read.
         """
         settings = self._settings
+        headers = {"authorization": f"Bearer {settings.key_file.read_text().strip()}"}
+        instances = await self._scale(headers) if settings.scales else []
         servers: list[PodServer] = []
         are_known = True
         for pool, pods in await self._cluster.inference(settings.namespace):
             try:
-                servers += servers_of(settings.node_id, pool, pods)
+                others = [pod for pod in pods if pod["metadata"]["name"] not in instances]
+                servers += servers_of(settings.node_id, pool, others)
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 are_known = False
                 self._refuse(str(pool.get("metadata")), f"its pool cannot be read: {error!r}")
-        headers = {"authorization": f"Bearer {settings.key_file.read_text().strip()}"}
         if self._registered is None:
             self._registered = await self._own(headers)
         known = self._registered
@@ -88,6 +98,47 @@ class Registrar:
         if are_known:
             there = {each.name for each in servers}
             self._refused = {name: why for name, why in self._refused.items() if name in there}
+
+    async def _scale(self, headers: dict[str, str]) -> list[str]:
+        """Report the workloads that may be scaled, and scale them as ordered; return the pods that are instances."""
+        found: dict[str, tuple[WorkloadReport, Json | None, list[Json]]] = {}
+        scalers = await self._cluster.autoscalers(self._settings.namespace)
+        for each in self._settings.scales:
+            try:
+                workload, pods = await self._cluster.workload(self._settings.namespace, each)
+                found[str(each)] = report_of(each, workload, pods, scalers), workload, pods
+            except (RefusedError, KeyError, TypeError, ValueError, AttributeError) as error:
+                self._fail(each, error)
+        orders = await self._gateway.call(
+            *("POST", f"/v1/clusters/{self._settings.node_id}/workloads", ClusterOrders),
+            body=ClusterReport(workloads=[report for report, _, _ in found.values()]),
+            headers=headers,
+        )
+        for order in orders.workloads:
+            report, workload, pods = found[str(order)]
+            try:
+                if workload is not None:
+                    await self._carry_out(order, report, workload, pods)
+                    self._failed.pop(str(order), None)
+            except RefusedError as error:
+                self._fail(order, error)
+        return orders.instances
+
+    async def _carry_out(self, order: WorkloadOrder, report: WorkloadReport, workload: Json, pods: list[Json]) -> None:
+        namespace = self._settings.namespace
+        if order.kind == "Deployment" and not report.left_alone:
+            for pod, mark in marks_of(pods, order.leave).items():
+                await self._cluster.annotate_pod(namespace, pod, {COST: mark})
+        change = change_of(workload, order, report)
+        if change is not None and await self._cluster.change_workload(namespace, order, change):
+            count = change["spec"]["replicas"]
+            log.info("workload.scaled", workload=str(order), before=report.replicas, replicas=count)
+
+    def _fail(self, workload: WorkloadName, error: Exception) -> None:
+        """Say once why a workload cannot be read or scaled."""
+        if self._failed.get(str(workload)) != repr(error):
+            self._failed[str(workload)] = repr(error)
+            log.error("workload.not_scaled", workload=str(workload), why=visible(repr(error)))
 
     async def _own(self, headers: dict[str, str]) -> dict[str, EndpointSpec]:
         """Return what this cluster has registered so far."""

@@ -12,6 +12,8 @@ from services.serving.instances import Instance, InstanceJob, InstanceReason
 
 IN_A_ROW = 2  #: How many equal answers in a row show that an instance is silent, or holds no more requests
 
+GIVEN_UP_S = 600.0  #: How long a cluster may take to say that a pod has gone; it may never be heard again
+
 Change = dict[str, Any]  #: Columns and their new values; a value may equal the present one
 
 
@@ -65,7 +67,8 @@ def _advanced(
         case InstanceState.DRAINING:
             return _draining(instance, seen, probes, now, held_by_routers)
         case _:
-            return {}
+            since = instance.stopping_at if instance.is_pod else None
+            return _end(instance, now) if since and (now - since).total_seconds() > GIVEN_UP_S else {}
 
 
 def one_by_one(moves: Sequence[tuple[Instance, Change]]) -> list[tuple[Instance, Change]]:
@@ -92,6 +95,15 @@ def one_by_one(moves: Sequence[tuple[Instance, Change]]) -> list[tuple[Instance,
 def stop(now: datetime, reason: str, detail: str | None) -> Change:
     """Return the change that stops an instance without draining it."""
     return {"state": InstanceState.STOPPING, "stopping_at": now, "reason": reason, "detail": detail}
+
+
+def give_up(instance: Instance, now: datetime, reason: InstanceReason) -> Change:
+    """Return the change that has an instance which is not needed, and does not serve, leave."""
+    if instance.state is InstanceState.STARTING:
+        return stop(now, reason.value, reason.sentence)
+    if instance.is_pod and instance.job is None:  # its cluster has not heard of it
+        return {"state": InstanceState.ENDED, "ended_at": now, **_because(reason)}
+    return {}
 
 
 def drain(now: datetime, reason: InstanceReason) -> Change:
@@ -131,8 +143,10 @@ def _because(reason: InstanceReason) -> Change:
 
 def _wanted(instance: Instance, seen: Seen | None, now: datetime) -> Change:
     job_id = instance.job_id or (seen.job_id if seen else None)
-    if job_id is not None:
+    if job_id is not None or instance.job is not None:
         return {"state": InstanceState.STARTING, "job_id": job_id, "reason": None, "detail": None}
+    if instance.is_pod:
+        return _because(InstanceReason.CLUSTER_SILENT)
     if seen is None or seen.refusal is None:
         return {}
     reason, detail = seen.refusal

@@ -25,7 +25,7 @@ from services.kit.ids import new_id
 from services.kit.logging import Log
 from services.kit.repeating import each_apart, repeat
 from services.kit.tasks import end_tasks
-from services.serving.controller.advance import Change, Seen, advance, drain, one_by_one, recall, stop
+from services.serving.controller.advance import Change, Seen, advance, drain, give_up, one_by_one, recall
 from services.serving.controller.diff import (
     ANY_GPUS,
     STAYING,
@@ -117,7 +117,9 @@ class Controller:
         self, owners: Mapping[str, InstanceOwner], instances: Sequence[Instance], now: datetime
     ) -> dict[str, Seen]:
         """Send due requests, and return the answers that arrive before the next pass; later ones are left to it."""
-        wanted = [each for each in instances if each.state is InstanceState.WANTED and each.job_id is None]
+        wanted = [
+            each for each in instances if each.state is InstanceState.WANTED and each.job_id is None and not each.is_pod
+        ]
         if wanted and SUBMISSIONS not in self._asking:
             self._asking[SUBMISSIONS] = asyncio.create_task(self._jobs.submit(wanted))
         for each in instances:
@@ -125,7 +127,8 @@ class Controller:
                 question = self._question(each, _probes(owners[each.pool], each), now)
                 if question is not None:
                     self._asking[each.id] = asyncio.create_task(_alone(each, question))
-        seen: dict[str, Seen] = {}
+        # Whether a pod takes requests is its cluster's to say.
+        seen = {each.id: Seen(each.state, url, answers=True) for each in instances if (url := _pod_url(each))}
         if self._asking:
             await asyncio.wait(self._asking.values(), timeout=self._settings.instance_look_s)
         for key, task in list(self._asking.items()):
@@ -142,6 +145,8 @@ class Controller:
         self, each: Instance, probes: ServerProbes, now: datetime
     ) -> Callable[[], Awaitable[Seen | None]] | None:
         """Return the request due at an instance, not yet begun, so that a task cancelled first never begins it."""
+        if each.is_pod and each.state is not InstanceState.DRAINING:
+            return None
         match each.state:
             case InstanceState.STARTING if each.job and each.job.url:
                 return partial(self._ask_health, each, each.job.url, probes)
@@ -232,6 +237,7 @@ class Controller:
                 is_current=not is_planned or owner.blueprint.is_current(each.at, each.process),
                 up_s=(now - (each.ready_at or each.created_at)).total_seconds(),
                 leaves_first=each.id in owner.leave,
+                ordinal=each.pod.ordinal if each.pod else 0,  # of what has no pod, its cluster says one, too
             )
 
         members = [member(each) for each in instances if each.state in STAYING]
@@ -253,10 +259,7 @@ class Controller:
                 writes.append((instance, {"partition": plan.partition, "request_class": name}))
                 continue
             reason = _why(owner, each)
-            if each.state is InstanceState.STARTING:
-                writes.append((instance, stop(now, reason.value, reason.sentence)))
-            elif each.id in go:
-                writes.append((instance, drain(now, reason)))
+            writes.append((instance, drain(now, reason) if each.id in go else give_up(instance, now, reason)))
         await _write(rows, writes)
 
     async def _make(self, rows: InstanceRows, owner: InstanceOwner, plan: PlanInForce, changes: Difference) -> None:
@@ -266,11 +269,15 @@ class Controller:
         # Small ones first could leave no node for a large one.
         for terms, at, request_class in sorted(wanted, key=lambda each: -each[0].mode.gpus):
             name = new_id("instance")
-            key = new_instance_key(self._sealer, owner.tenant_id, name)
+            key = None if terms.mode.workload else new_instance_key(self._sealer, owner.tenant_id, name)
             made.append(NewInstance(name, owner, *at, plan.partition, request_class, terms, key))
         if made:
             await rows.add(made)
             log.info("instances.wanted", pool=owner.key, count=len(made))
+
+
+def _pod_url(each: Instance) -> str | None:
+    return each.job.url if each.is_pod and each.state is InstanceState.STARTING and each.job else None
 
 
 def _probes(owner: InstanceOwner, instance: Instance) -> ServerProbes:
@@ -323,7 +330,7 @@ def _pending(each: Instance, has_failed: bool, now: datetime) -> Pending:
 def _gpus(terms: InstanceTerms) -> Gpus:
     if terms.fleet is not None:
         return Gpus((f"fleet:{terms.fleet}", terms.slice or terms.mode.gpu_model), terms.mode.gpus)
-    return Gpus((terms.place.zone, terms.mode.gpu_model), terms.mode.gpus)
+    return Gpus((terms.place.cluster or terms.place.zone, terms.mode.gpu_model), terms.mode.gpus)
 
 
 def _why(owner: InstanceOwner, leaving: Member) -> InstanceReason:

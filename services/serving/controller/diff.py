@@ -30,6 +30,7 @@ class Member:
     is_current: bool  #: Whether an instance created now would run the same process
     up_s: float  #: Seconds since it was ready, or else since it was created
     leaves_first: bool = False  #: Whether it leaves before others of its place and mode, if any must
+    ordinal: int = 0  #: Of what its cluster ends by number, the highest first
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,16 +82,16 @@ def recalled(missing: Iterable[tuple[Combination, str]], draining: Sequence[Memb
     """
     wanted = Counter(at for at, _ in missing)
     back: list[Member] = []
-    for each in sorted(draining, key=lambda each: (each.up_s, each.id)):
+    for each in sorted(draining, key=lambda each: (each.ordinal, each.up_s, each.id)):
         if each.is_current and wanted[each.at] > 0:
             wanted[each.at] -= 1
             back.append(each)
     return tuple(back)
 
 
-def _stays_before(each: Member) -> tuple[bool, int, float, str]:
+def _stays_before(each: Member) -> tuple[bool, int, int, float, str]:
     is_ready = each.state is InstanceState.READY
-    return each.leaves_first, STAYING.index(each.state), each.up_s if is_ready else -each.up_s, each.id
+    return each.leaves_first, each.ordinal, STAYING.index(each.state), each.up_s if is_ready else -each.up_s, each.id
 
 
 def _assign(slots: Counter[str | None], staying: Sequence[Member]) -> tuple[dict[str, str | None], list[str]]:

@@ -160,9 +160,14 @@ def misfits(spec: PoolSpec, plan: PoolsResult, nodes: Iterable[Node]) -> list[st
 
 
 def _nodes_by_place(spec: PoolSpec, nodes: Iterable[Node]) -> dict[str, list[Node]]:
-    of_place: dict[str, list[Node]] = {place.name: [] for place in spec.places}
+    """Return the nodes of each place; a Kubernetes cluster is one that has all the GPUs that the spec allows there."""
+    of_place = {
+        place.name: [Node(place.zone, {}, place.gpus)] if place.cluster and place.gpus else list[Node]()
+        for place in spec.places
+    }
+    places = [place for place in spec.places if not place.cluster]
     for node in nodes:
-        place = next((each for each in spec.places if node.is_of(each.zone, each.node_labels)), None)
+        place = next((each for each in places if node.is_of(each.zone, each.node_labels)), None)
         if place is not None:
             of_place[place.name].append(node)
     return of_place
@@ -174,5 +179,6 @@ def _place_gpus(place: PoolPlace, spec: PoolSpec, nodes: Sequence[Node]) -> Plac
         there = sum(node.gpus.get(model, 0) for node in nodes)
         models[model] = there if place.gpus is None else min(there, place.gpus.get(model, 0))
     fits = {mode.name: sum(node.gpus.get(mode.gpu_model, 0) // mode.gpus for node in nodes) for mode in spec.modes}
-    each = {model: [node.gpus[model] for node in nodes if node.gpus.get(model)] for model in models}
+    whole = list[Node]() if place.cluster else nodes  # the cluster's own scheduler knows its nodes
+    each = {model: [node.gpus[model] for node in whole if node.gpus.get(model)] for model in models}
     return PlaceGpus(models, fits, each)

@@ -161,7 +161,8 @@ async def read_cluster(connection: AsyncConnection) -> Cluster:
 
     def awaits(found: tuple[str, Any]) -> None:
         pool, of = found[0], InstanceTerms.as_stored(found[1])
-        needs[pool].awaited.append(Need(of.place.zone, of.place.node_labels, of.mode.gpu_model, of.mode.gpus))
+        if of.place.cluster is None:
+            needs[pool].awaited.append(Need(of.place.zone, of.place.node_labels, of.mode.gpu_model, of.mode.gpus))
 
     def plans(found: tuple[str, Any, list[Any], list[Any] | None]) -> None:
         pool, document, planned, in_force = found
@@ -200,6 +201,6 @@ def _not_made(
     needs: list[Need] = []
     for (location, mode_name), count in target.items():
         place, mode = places[location], modes[mode_name]
-        missing = count - made.get((pool, location, mode_name), 0)
+        missing = count - made.get((pool, location, mode_name), 0) if place.cluster is None else 0
         needs += [Need(place.zone, place.node_labels, mode.gpu_model, mode.gpus)] * missing
     return needs

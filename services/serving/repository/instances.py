@@ -17,11 +17,13 @@ from services.contracts.serving import (
     ClockHistoryQuery,
     InstanceClock,
     InstanceClockMinute,
+    InstancePod,
     InstanceState,
     PoolInstance,
     PoolSpec,
 )
 from services.core.domain.jobs import JobState
+from services.core.domain.reasons import Reason
 from services.db.tables import pool_instances
 from services.serving.controller.advance import Change
 from services.serving.controller.diff import Combination, Life
@@ -51,9 +53,18 @@ SELECT a.name, a.tenant_id, a.spec::text AS spec, f.spec::text AS fleet, a.plann
 ALL_APPS = text(f"{_APPS} ORDER BY a.name")
 LOCK_APP = text(f"{_APPS} WHERE a.name = :name FOR UPDATE OF a SKIP LOCKED")
 
+_IN_CLUSTER = "tenant_id = :tenant AND state <> 'ended' AND terms #>> '{place,cluster}' = :cluster"
+LOCK_IN_CLUSTER = text(f"""
+{_POOLS}
+ WHERE tenant_id = :tenant AND (
+       spec @> jsonb_build_object('places', jsonb_build_array(jsonb_build_object('cluster', CAST(:cluster AS text))))
+    OR name IN (SELECT pool FROM pool_instances WHERE {_IN_CLUSTER}))
+ ORDER BY name FOR UPDATE
+""")
+
 LIVE = text("""
 SELECT i.id, i.pool, i.tenant_id, i.place, i.mode, i.partition, i.request_class, i.terms::text AS terms, i.state,
-       i.listener AS known_listener, i.sealed_key, i.checks_key,
+       i.listener AS known_listener, i.sealed_key, i.checks_key, i.pod,
        i.url, i.reason, i.detail, i.created_at, i.ready_at, i.silent_since, i.draining_at, i.stopping_at,
        coalesce(i.job_id, s.job_ids[1]) AS job_id, j.state AS job_state, j.reason AS job_reason,
        j.detail AS job_detail, j.cancel_requested, coalesce(j.queued_at, j.submitted_at) AS queued_at,
@@ -145,6 +156,12 @@ class InstanceRows(Rows):
         row = await self._row(query, {"name": owner.name})
         return None if row is None else read(row)
 
+    async def lock_in(self, cluster: str, tenant_id: str) -> tuple[list[InstanceOwner], bool]:
+        """Return and lock a tenant's pools that name a cluster or have instances there, and whether all can be read."""
+        rows = await self._rows(LOCK_IN_CLUSTER, {"cluster": cluster, "tenant": tenant_id})
+        found = readable(rows, _pool, lambda row: row["name"], "pool")
+        return found, len(found) == len(rows)
+
     async def live(self) -> list[Instance]:
         """Return the instances that have not ended and can be read, the oldest first."""
         return readable(await self._rows(LIVE, {"pool": None}), _instance, lambda row: row["id"], "instance")
@@ -195,6 +212,10 @@ class InstanceRows(Rows):
         for columns, rows in by_columns.items():
             query = update(pool_instances).where(c.id == bindparam("row_id"), c.state == bindparam("row_state"))
             await self._connection.execute(query.values({name: bindparam(f"new_{name}") for name in columns}), rows)
+
+    async def set_pods(self, pods: Sequence[tuple[Instance, InstancePod]]) -> None:
+        """Write what is known of instances' pods, where that has changed."""
+        await self.change([(one, {"pod": pod.model_dump(mode="json")}) for one, pod in pods if pod != one.pod])
 
     async def add(self, instances: Sequence[NewInstance]) -> None:
         await self._connection.execute(
@@ -250,15 +271,30 @@ def _owner(row: RowMapping, key: str, blueprint: Blueprint, **more: Any) -> Inst
 
 def _instance(row: RowMapping) -> Instance:
     terms, process = read_terms(row["terms"])
+    pod = None if row["pod"] is None else InstancePod.as_stored(row["pod"])
     return record_of(
         Instance,
         row,
         state=InstanceState(row["state"]),
         terms=terms,
         process=process,
-        job=None if row["job_state"] is None else _job(row),
+        job=None if row["job_state"] is None and pod is None else _pod_job(pod) if pod else _job(row),
+        pod=pod,
         ended_at=None,
         listener=None if row["known_listener"] is None else Listener(row["known_listener"]),
+    )
+
+
+def _pod_job(pod: InstancePod) -> InstanceJob:
+    """Return what stands for the job of an instance that is a pod."""
+    waits = pod.reason == Reason.NOT_ENOUGH_FREE_GPUS
+    return InstanceJob(
+        state=JobState.CANCELLED if pod.is_gone else JobState.QUEUED if waits else JobState.RUNNING,
+        reason=pod.reason,
+        detail=pod.detail,
+        queued_at=pod.since if waits else None,
+        url=pod.url,
+        running_at=pod.since if pod.url else None,
     )
 
 
