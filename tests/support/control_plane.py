@@ -21,6 +21,7 @@ from services.db.database import Database
 from services.kit.ids import new_id
 from services.telemetry.app import create_app
 from services.telemetry.settings import TelemetrySettings
+from tests.support.servers import pause_s
 from tests.support.tokens import headers_for
 
 SERVICE_TOKEN = "service-token-of-the-tests"
@@ -33,10 +34,11 @@ _boots = itertools.count(1)
 
 async def eventually(condition: Callable[[], Awaitable[Any]], within_s: float = 60.0) -> Any:
     """Return the first true value of ``condition``; AssertionError if none comes in time."""
-    deadline = time.monotonic() + within_s
+    began_s = time.monotonic()
     while not (found := await condition()):
-        assert time.monotonic() < deadline, f"not within {within_s} s: {condition}"
-        await asyncio.sleep(0.01)
+        waited_s = time.monotonic() - began_s
+        assert waited_s < within_s, f"not within {within_s} s: {condition}"
+        await asyncio.sleep(pause_s(waited_s))
     return found
 
 

