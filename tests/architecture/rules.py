@@ -144,10 +144,17 @@ def tree_of(source: str) -> ast.Module:
     return ast.parse(source)
 
 
-def imports_of(source: str, module: str, *, is_package: bool = False) -> list[Import]:
+@functools.cache
+def nodes_of(source: str) -> tuple[ast.AST, ...]:
+    """Return what ``ast.walk`` yields of a source's tree: to walk it takes longer than to parse it."""
+    return tuple(ast.walk(tree_of(source)))
+
+
+@functools.cache
+def imports_of(source: str, module: str, *, is_package: bool = False) -> tuple[Import, ...]:
     """Return every import in a module's source, relative ones made absolute."""
     found: list[Import] = []
-    for node in ast.walk(tree_of(source)):
+    for node in nodes_of(source):
         if isinstance(node, ast.Import):
             found += [Import(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -161,7 +168,7 @@ def imports_of(source: str, module: str, *, is_package: bool = False) -> list[Im
             name = node.args[0]
             if isinstance(name, ast.Constant) and isinstance(name.value, str):
                 found.append(Import(node.lineno, name.value))
-    return found
+    return tuple(found)
 
 
 def within(module: str, room: str) -> bool:
@@ -232,7 +239,7 @@ def effects(source: str, module: str, *, is_package: bool = False) -> list[str]:
         for imported in imports_of(source, module, is_package=is_package)
         if imported.module.split(".")[0] in EFFECT_MODULES
     ]
-    for node in ast.walk(tree_of(source)):
+    for node in nodes_of(source):
         if isinstance(node, ast.Call):
             wrong += [f"{module}:{node.lineno}: {fault}" for fault in _faults(node)]
     return wrong

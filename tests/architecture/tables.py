@@ -7,11 +7,12 @@ Keywords are those in capitals, so prose is none. A text that is put together is
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from tests.architecture.rules import tree_of, within
+from tests.architecture.rules import nodes_of, tree_of, within
 
 PROCESSES = {
     "services.admission": "admission",
@@ -81,6 +82,7 @@ def tables_in(text: str) -> set[str]:
     return found - set(COMMON.findall(text))
 
 
+@functools.cache
 def statements_in(source: str, module: str) -> list[Statement]:
     """Return the texts of a module, docstrings left out; those of one constant or function are one statement each."""
     tree = tree_of(source)
@@ -166,7 +168,7 @@ def locked_views(text: str, views: set[str]) -> list[str]:
 def _imported(source: str) -> dict[str, str]:
     return {
         alias.asname or alias.name: alias.name
-        for node in ast.walk(tree_of(source))
+        for node in nodes_of(source)
         if isinstance(node, ast.ImportFrom) and within(node.module or "", "services.db.tables")
         for alias in node.names
     }

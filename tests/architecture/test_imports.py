@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.architecture import rules
 from tests.architecture.rules import effects, imports_of, room_of, wrong_arrows, wrong_layers, wrong_packages
 
 ROOT = Path(__file__).parents[2]
@@ -307,11 +308,11 @@ def test_what_is_imported_is_there() -> None:
         if path.is_dir():
             path /= "__init__"
         path = path.with_suffix(".py")
-        return ast.parse(path.read_text()) if path.is_file() else None
+        return rules.tree_of(path.read_text()) if path.is_file() else None
 
     files = [path for folder in UNSEEN for path in sorted((ROOT / "tests" / folder).rglob("*.py"))]
     assert len(files) > 60
-    assert missing_in({module_of(path): ast.parse(path.read_text()) for path in files}, tree_of) == []
+    assert missing_in({module_of(path): rules.tree_of(path.read_text()) for path in files}, tree_of) == []
 
 
 def test_an_import_of_what_is_not_there_is_found() -> None:

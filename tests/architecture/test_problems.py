@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
+from tests.architecture.rules import nodes_of, tree_of
 from tests.architecture.test_imports import ROOT, modules
 
 ROW = re.compile(r"^\| ((?:\d{3}(?:, )?)+) \|(.*)\|$", re.MULTILINE)
@@ -13,7 +14,7 @@ ROW = re.compile(r"^\| ((?:\d{3}(?:, )?)+) \|(.*)\|$", re.MULTILINE)
 
 def raised(source: str) -> Iterator[tuple[int, str]]:
     """Yield status and code of each problem whose call names both."""
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes_of(source):
         match node:
             case ast.Call(args=[ast.Constant(value=int(status)), ast.Attribute(value=of, attr=code), *_]):
                 if ast.unparse(of).endswith("ProblemCode"):
@@ -46,8 +47,7 @@ def test_a_code_with_another_status_is_found() -> None:
 
 def kept_errors(source: str) -> Iterator[str]:
     """Yield the names that a module or a class gives to errors made when it is loaded."""
-    tree = ast.parse(source)
-    for scope in (tree, *(node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))):
+    for scope in (tree_of(source), *(node for node in nodes_of(source) if isinstance(node, ast.ClassDef))):
         for node in scope.body:
             match node:
                 case ast.Assign(targets=[target], value=ast.Call(func=made)) if ast.unparse(made).endswith("Error"):

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple
 
+from tests.architecture.rules import tree_of
 from tests.support.servers import ROOT
 
 ROOMS = ("services", "gateway", "gpu_agent", "carbon_service", "optimizer_service")
@@ -218,9 +219,8 @@ def sources() -> dict[str, str]:
     return {name: file.read_text() for name, file in named.items() if not name.startswith(ASIDE)}
 
 
-@cache
 def trees() -> dict[str, ast.Module]:
-    return {name: ast.parse(text) for name, text in sources().items()}
+    return {name: tree_of(text) for name, text in sources().items()}
 
 
 def functions(node: ast.AST, name: str = "") -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:

@@ -8,7 +8,7 @@ import tomllib
 
 import pytest
 
-from tests.architecture.rules import tree_of
+from tests.architecture.rules import nodes_of
 from tests.architecture.test_imports import ROOT, modules
 
 STATEMENT = re.compile(
@@ -41,7 +41,7 @@ def sql_in(source: str, module: str) -> list[str]:
     if has_place(module):
         return []
     found: list[str] = []
-    for node in ast.walk(tree_of(source)):
+    for node in nodes_of(source):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and STATEMENT.match(node.value):
             found.append(f"{module}:{node.lineno}: {' '.join(node.value.split())[:60]}")
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "sqlalchemy":
@@ -56,7 +56,7 @@ def untyped_rows_in(source: str, module: str) -> list[str]:
     """
     if not module.startswith(TYPED):
         return []
-    functions = [node for node in ast.walk(tree_of(source)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    functions = [node for node in nodes_of(source) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     return [
         f"{module}:{argument.lineno}: {argument.arg}"
         for function in functions
@@ -122,7 +122,7 @@ def strict_reads_in(source: str, module: str) -> list[str]:
         return []
     return [
         f"{module}:{node.lineno}: {ast.unparse(node)[:60]}"
-        for node in ast.walk(tree_of(source))
+        for node in nodes_of(source)
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
         and node.func.attr == "model_validate"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.architecture.rules import nodes_of
 from tests.architecture.test_imports import ROOT
 
 FOLDERS = (
@@ -125,7 +126,7 @@ def test_a_name_that_says_little_is_taken_once(name: str) -> None:
         path.relative_to(ROOT).as_posix()
         for folder in ("services", "gateway", "carbon_service", "optimizer_service", "gpu_agent", "lab")
         for path in sorted((ROOT / folder).rglob("*.py"))
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in nodes_of(path.read_text(encoding="utf-8"))
         if isinstance(node, ast.ClassDef) and node.name == name
     ]
 

@@ -6,6 +6,8 @@ import ast
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+from tests.architecture.rules import tree_of
+
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -51,12 +53,12 @@ def unused(sources: dict[str, str], callers: Iterable[str]) -> set[str]:
         sources: The files whose definitions are looked for, by path.
         callers: Source text of all other code that counts.
     """
-    trees = {path: ast.parse(source) for path, source in sources.items()}
+    trees = {path: tree_of(source) for path, source in sources.items()}
     named: Counter[str] = Counter()
     for tree in trees.values():
         named.update(names_in(tree))
     for source in callers:
-        named.update(names_in(ast.parse(source)))
+        named.update(names_in(tree_of(source)))
     return {
         f"{path}:{name}"
         for path, tree in trees.items()
