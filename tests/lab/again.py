@@ -21,6 +21,8 @@ def again(test: Callable[..., None], cases: Iterable[Any]) -> Callable[..., None
     copy: Any = FunctionType(inner.__code__, inner.__globals__, inner.__name__, inner.__defaults__, inner.__closure__)
     for name in ("__kwdefaults__", "__annotations__", "__module__", "__qualname__", "__doc__"):
         setattr(copy, name, getattr(inner, name))
+    if hasattr(inner, "__signature__"):  # of what is `shared`
+        copy.__signature__ = inner.__signature__
     if property_ is not None:
         usual: Any = test._hypothesis_internal_use_settings  # type: ignore[attr-defined]
         fewer = hypothesis.settings(usual, max_examples=min(usual.max_examples, EXAMPLES))

@@ -17,9 +17,10 @@ from services.core.cycle.snapshot import QUEUED, RUNNING, STARTING, Phase, Snaps
 from services.core.domain.reasons import Reason
 from services.core.policies.orders.layer import run_under_orders
 from services.core.policies.registry import FAIR, POLICIES, build_policy, policy_entry
-from tests.properties.test_policies import PROMISES, Rounds, submitted_once, two_rounds
+from tests.properties.test_policies import PROMISES, Case, Rounds, cases
 from tests.support.builders import NOON_S, NodeRow, a_node, a_snapshot
 from tests.support.harness import Harness
+from tests.support.shared import shared
 from tests.support.strategies import job_rows, snapshots
 
 NAMES = (*POLICIES, f"{FAIR}las", f"{FAIR}joint")
@@ -161,7 +162,7 @@ def what_could_not_be_had_back_is_not_lent(seen: Seen) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@given(snapshot=guaranteed())
+@shared(snapshot=guaranteed())
 def test_guarantees_are_kept(name: str, snapshot: Snapshot) -> None:
     seen = planned(name, snapshot)
 
@@ -192,18 +193,15 @@ def test_no_gpu_idles_while_somebody_could_borrow_it(snapshot: Snapshot, name: s
 
 
 @pytest.mark.parametrize("name", ["a-srpt", "joint", "powerflow"])
-@given(first=guaranteed(Trigger.ACTIVE), second=guaranteed(), data=st.data())
-def test_policies_keep_their_promises_with_guarantees(
-    name: str, first: Snapshot, second: Snapshot, data: st.DataObject
-) -> None:
-    second = submitted_once(first, second)
-    rounds = Rounds(name, {}, (first, second), two_rounds(name, {}, first, second))
+@shared(case=cases(guaranteed(Trigger.ACTIVE), guaranteed()))
+def test_policies_keep_their_promises_with_guarantees(name: str, case: Case) -> None:
+    rounds = Rounds.of(name, {}, case)
     for promise in PROMISES:
-        promise(rounds, data)
+        promise(rounds)
 
 
 @pytest.mark.parametrize("name", NAMES)
-@given(snapshot=snapshots())
+@shared(snapshot=snapshots())
 def test_without_guarantees_nothing_changes(name: str, snapshot: Snapshot) -> None:
     policy = build_policy(name, {})
     none = run_cycle(policy, snapshot.again(tenant_guarantees={"gone": 0}), policy.initial()).plan

@@ -23,6 +23,7 @@ from services.core.domain.placement import NodeShare, Placement
 from services.core.domain.reasons import Reason
 from services.core.policies.registry import build_policy
 from tests.support.builders import NOON_S, JobRow, a_job, a_node, a_snapshot, held, started, story
+from tests.support.shared import shared
 from tests.support.strategies import trees
 
 LEVELS = ("node", "rack", "block")
@@ -74,7 +75,7 @@ def test_a_gang_gets_the_narrowest_domain_that_holds_it_and_of_these_the_tightes
 
 @pytest.mark.parametrize("placement", [each for each in PLACERS if each != "buddy"])
 @pytest.mark.parametrize("policy", ["fifo", "las", "joint"])
-@given(snapshot=clusters(), level=st.integers(0, 2))
+@shared(snapshot=clusters(), level=st.integers(0, 2))
 def test_a_gang_starts_if_and_only_if_a_domain_of_the_level_it_requires_has_room(
     placement: str, policy: str, snapshot: Snapshot, level: int
 ) -> None:

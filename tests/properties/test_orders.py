@@ -28,6 +28,7 @@ from services.core.policies.powerflow.watts import Idle, draw_of
 from services.core.policies.registry import FAIR, POLICIES, build_policy, policy_entry
 from tests.properties.test_sparing import saved
 from tests.support.builders import NOON_S, a_job, a_node, a_snapshot
+from tests.support.shared import shared
 from tests.support.strategies import snapshots
 
 EVERYONE = (*POLICIES, f"{FAIR}joint")
@@ -102,8 +103,8 @@ def test_what_waits_for_an_order_is_never_expected_in_the_past(lasts_s: float, p
 
 
 @pytest.mark.parametrize("name", EVERYONE)
-@settings(max_examples=30)
-@given(
+@shared(
+    settings(max_examples=30),
     first=snapshots(),
     share=st.floats(0.3, 1.1),
     flex=st.lists(st.sampled_from(CLASSES), min_size=10, max_size=10),
@@ -164,8 +165,8 @@ def test_an_order_is_met_in_the_stated_order_of_means(
 
 
 @pytest.mark.parametrize("name", EVERYONE)
-@settings(max_examples=30)
-@given(
+@shared(
+    settings(max_examples=30),
     first=snapshots(),
     share=st.floats(0.2, 1.1),
     flex=st.lists(st.sampled_from(CLASSES), min_size=10, max_size=10),
@@ -247,8 +248,7 @@ def test_what_an_order_has_set_is_not_set_again(first: Snapshot, share: float, f
 
 
 @pytest.mark.parametrize("name", EVERYONE)
-@settings(max_examples=30)
-@given(first=snapshots(), flex=st.lists(st.sampled_from(CLASSES), min_size=10, max_size=10))
+@shared(settings(max_examples=30), first=snapshots(), flex=st.lists(st.sampled_from(CLASSES), min_size=10, max_size=10))
 def test_an_order_that_ends_leaves_the_policys_values(name: str, first: Snapshot, flex: list[float]) -> None:
     policy = build_policy(name, {})
     free = replace(ordered(first, math.inf, flex), orders=())
@@ -274,7 +274,7 @@ def test_an_order_that_ends_leaves_the_policys_values(name: str, first: Snapshot
 
 
 @pytest.mark.parametrize("name", EVERYONE)
-@given(first=snapshots(), flex=st.lists(st.sampled_from(CLASSES), min_size=10, max_size=10))
+@shared(first=snapshots(), flex=st.lists(st.sampled_from(CLASSES), min_size=10, max_size=10))
 def test_a_limit_of_the_cluster_that_slows_none_leaves_the_plan_as_it_is(
     name: str, first: Snapshot, flex: list[float]
 ) -> None:

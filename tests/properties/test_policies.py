@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -21,6 +21,7 @@ from services.core.domain.ids import JobId, NodeId
 from services.core.domain.reasons import Reason
 from services.core.policies.registry import FAIR, POLICIES, build_policy, policy_entry
 from tests.support.builders import story
+from tests.support.shared import shared
 from tests.support.strategies import snapshots, with_levels
 
 SHARED = ("a-srpt", "green", "joint", "las")
@@ -42,14 +43,54 @@ def two_rounds(name: str, parameters: dict[str, object], first: Snapshot, second
     return result.plan, run_cycle(policy, second, result.memory).plan
 
 
+Pair = tuple[Snapshot, Snapshot]
+
+
+@dataclass(frozen=True)
+class Case:
+    """The snapshots of two rounds, and what promises ask about beside them: the same ones changed."""
+
+    usual: Pair
+    reordered: Pair
+    bound: Pair
+    with_levels: Pair
+
+
+@st.composite
+def cases(draw: st.DrawFn, first: st.SearchStrategy[Snapshot], second: st.SearchStrategy[Snapshot]) -> Case:
+    """Draw two rounds."""
+    now = draw(first)
+    then = submitted_once(now, draw(second))
+
+    def both(change: Callable[[Snapshot], Snapshot]) -> Pair:
+        return change(now), change(then)
+
+    return Case(
+        (now, then),
+        both(lambda each: replace(each, jobs=rows(each.jobs, draw(st.permutations(range(len(each.jobs))))))),
+        both(lambda each: with_bound(each, draw)),
+        both(lambda each: draw(with_levels(each))),
+    )
+
+
 @dataclass(frozen=True)
 class Rounds:
     """Two rounds of one policy, the second with the memory of the first, and their plans."""
 
     name: str
     parameters: dict[str, object]
-    snapshots: tuple[Snapshot, Snapshot]
+    case: Case
+    snapshots: Pair
     plans: tuple[Plan, Plan]
+
+    @classmethod
+    def of(cls, name: str, parameters: dict[str, object], case: Case) -> Rounds:
+        """Return the rounds of a policy with a case."""
+        return cls(name, parameters, case, case.usual, two_rounds(name, parameters, *case.usual))
+
+    def on(self, snapshots: Pair) -> Rounds:
+        """Return those on other snapshots."""
+        return replace(self, snapshots=snapshots, plans=self.again(*snapshots))
 
     def again(self, first: Snapshot, second: Snapshot) -> tuple[Plan, Plan]:
         """Return the plans of other snapshots."""
@@ -59,7 +100,7 @@ class Rounds:
         return zip(self.snapshots, self.plans, strict=True)
 
 
-def devices_are_given_once_and_gangs_are_whole(rounds: Rounds, data: st.DataObject) -> None:
+def devices_are_given_once_and_gangs_are_whole(rounds: Rounds) -> None:
     for snapshot, plan in rounds:
         jobs, index = snapshot.jobs, {job_id: at for at, job_id in enumerate(snapshot.jobs.ids)}
         free = {
@@ -85,12 +126,12 @@ def devices_are_given_once_and_gangs_are_whole(rounds: Rounds, data: st.DataObje
                 assert size in grid
 
 
-def no_device_is_given_to_a_second_job(rounds: Rounds, data: st.DataObject) -> None:
+def no_device_is_given_to_a_second_job(rounds: Rounds) -> None:
     """Gandiva alone packs jobs, and not before it has measured them."""
     assert not any(isinstance(action, Start) and action.shares for _, plan in rounds for action in plan.actions)
 
 
-def only_who_says_so_sets_controls_or_powers_nodes(rounds: Rounds, data: st.DataObject) -> None:
+def only_who_says_so_sets_controls_or_powers_nodes(rounds: Rounds) -> None:
     """Bounds count on that."""
     first, second = (with_controls(each) for each in rounds.snapshots)
 
@@ -100,7 +141,7 @@ def only_who_says_so_sets_controls_or_powers_nodes(rounds: Rounds, data: st.Data
         assert policy_entry(rounds.name).powers_nodes or not plan.nodes
 
 
-def guests_are_stopped_by_all_policies_but_gandiva(rounds: Rounds, data: st.DataObject) -> None:
+def guests_are_stopped_by_all_policies_but_gandiva(rounds: Rounds) -> None:
     first, second = (with_pairs(each) for each in rounds.snapshots)
     guests = {guest for _, guest in hosts_and_guests(first)}
 
@@ -113,14 +154,14 @@ def guests_are_stopped_by_all_policies_but_gandiva(rounds: Rounds, data: st.Data
     assert {guest for host, guest in hosts_and_guests(first) if host in stopped} & going <= stopped
 
 
-def every_waiting_job_starts_or_has_one_reason(rounds: Rounds, data: st.DataObject) -> None:
+def every_waiting_job_starts_or_has_one_reason(rounds: Rounds) -> None:
     for snapshot, plan in rounds:
         phases = dict(zip(snapshot.jobs.ids, snapshot.jobs.phase.tolist(), strict=True))
         waiting = Counter(action.job_id for action in plan.actions if isinstance(action, Start | Hold))
         assert waiting == Counter(job_id for job_id, phase in phases.items() if phase == Phase.QUEUED)
 
 
-def only_active_rounds_preempt_and_only_what_may_be_preempted(rounds: Rounds, data: st.DataObject) -> None:
+def only_active_rounds_preempt_and_only_what_may_be_preempted(rounds: Rounds) -> None:
     for snapshot, plan in rounds:
         index = {job_id: at for at, job_id in enumerate(snapshot.jobs.ids)}
         preempts = [action for action in plan.actions if isinstance(action, Preempt) and not action.to]
@@ -132,17 +173,12 @@ def only_active_rounds_preempt_and_only_what_may_be_preempted(rounds: Rounds, da
             assert snapshot.jobs.phase[job] == Phase.RUNNING or not action.reason.startswith("scale")
 
 
-def the_order_of_the_jobs_in_a_snapshot_does_not_matter(rounds: Rounds, data: st.DataObject) -> None:
-    first, second = (
-        replace(each, jobs=rows(each.jobs, data.draw(st.permutations(range(len(each.jobs))))))
-        for each in rounds.snapshots
-    )
-
+def the_order_of_the_jobs_in_a_snapshot_does_not_matter(rounds: Rounds) -> None:
     assert rounds.again(*rounds.snapshots) == rounds.plans
-    assert [story(plan) for plan in rounds.again(first, second)] == [story(plan) for plan in rounds.plans]
+    assert [story(plan) for plan in rounds.again(*rounds.case.reordered)] == [story(plan) for plan in rounds.plans]
 
 
-def two_zones_with_one_grid_are_as_one_zone(rounds: Rounds, data: st.DataObject) -> None:
+def two_zones_with_one_grid_are_as_one_zone(rounds: Rounds) -> None:
     first, second = (
         replace(
             each,
@@ -155,7 +191,7 @@ def two_zones_with_one_grid_are_as_one_zone(rounds: Rounds, data: st.DataObject)
     assert [story(plan) for plan in rounds.again(first, second)] == [story(plan) for plan in rounds.plans]
 
 
-def memory_goes_through_json_and_decides_the_same(rounds: Rounds, data: st.DataObject) -> None:
+def memory_goes_through_json_and_decides_the_same(rounds: Rounds) -> None:
     first, second = rounds.snapshots
     policy = build_policy(rounds.name, rounds.parameters)
     memory = run_cycle(policy, first, policy.initial()).memory
@@ -170,25 +206,24 @@ def memory_goes_through_json_and_decides_the_same(rounds: Rounds, data: st.DataO
     assert all(f'"{job_id}"' not in json.dumps(after) for job_id in set(first.jobs.ids) - set(second.jobs.ids))
 
 
-def a_plan_without_reasons_has_the_same_starts_and_stops(rounds: Rounds, data: st.DataObject) -> None:
+def a_plan_without_reasons_has_the_same_starts_and_stops(rounds: Rounds) -> None:
     first, second = (replace(each, reasons=False) for each in rounds.snapshots)
 
     for plan, without in zip(rounds.plans, rounds.again(first, second), strict=True):
         assert without.actions == tuple(action for action in plan.actions if not isinstance(action, Hold))
 
 
-def bound_jobs_start_where_they_are_bound_to_or_wait(rounds: Rounds, data: st.DataObject) -> None:
-    first, second = (with_bound(each, data) for each in rounds.snapshots)
+def keeps_the_usual_promises(rounds: Rounds) -> Iterator[tuple[Snapshot, Plan]]:
+    """Check those that everything else must not break, and yield each snapshot with its plan."""
+    devices_are_given_once_and_gangs_are_whole(rounds)
+    every_waiting_job_starts_or_has_one_reason(rounds)
+    only_active_rounds_preempt_and_only_what_may_be_preempted(rounds)
+    a_plan_without_reasons_has_the_same_starts_and_stops(rounds)
+    return iter(rounds)
 
-    plans = rounds.again(first, second)
-    without_reasons = rounds.again(replace(first, reasons=False), replace(second, reasons=False))
 
-    bound = Rounds(rounds.name, rounds.parameters, (first, second), plans)
-    devices_are_given_once_and_gangs_are_whole(bound, data)
-    every_waiting_job_starts_or_has_one_reason(bound, data)
-    only_active_rounds_preempt_and_only_what_may_be_preempted(bound, data)
-    for (snapshot, plan), silently in zip(bound, without_reasons, strict=True):
-        assert silently.actions == tuple(action for action in plan.actions if not isinstance(action, Hold))
+def bound_jobs_start_where_they_are_bound_to_or_wait(rounds: Rounds) -> None:
+    for snapshot, plan in keeps_the_usual_promises(rounds.on(rounds.case.bound)):
         for action in plan.actions:
             on = snapshot.bound.get(action.job_id)
             if on is not None and isinstance(action, Start):
@@ -199,18 +234,8 @@ def bound_jobs_start_where_they_are_bound_to_or_wait(rounds: Rounds, data: st.Da
                 assert gone == (action.reason is Reason.CHECKPOINT_NODE_AWAY)
 
 
-def gangs_lie_within_the_domains_that_they_require_or_wait(rounds: Rounds, data: st.DataObject) -> None:
-    first, second = (data.draw(with_levels(each)) for each in rounds.snapshots)
-
-    plans = rounds.again(first, second)
-    without_reasons = rounds.again(replace(first, reasons=False), replace(second, reasons=False))
-
-    confined = Rounds(rounds.name, rounds.parameters, (first, second), plans)
-    devices_are_given_once_and_gangs_are_whole(confined, data)
-    every_waiting_job_starts_or_has_one_reason(confined, data)
-    only_active_rounds_preempt_and_only_what_may_be_preempted(confined, data)
-    for (snapshot, plan), silently in zip(confined, without_reasons, strict=True):
-        assert silently.actions == tuple(action for action in plan.actions if not isinstance(action, Hold))
+def gangs_lie_within_the_domains_that_they_require_or_wait(rounds: Rounds) -> None:
+    for snapshot, plan in keeps_the_usual_promises(rounds.on(rounds.case.with_levels)):
         for action in plan.actions:
             level = snapshot.within.get(action.job_id)
             if level is not None and isinstance(action, Start):
@@ -238,15 +263,11 @@ PROMISES = (
 @pytest.mark.parametrize(
     ("name", "parameters"), VARIANTS, ids=[f"{name}-{at}" for at, (name, _) in enumerate(VARIANTS)]
 )
-@given(first=snapshots(Trigger.ACTIVE), second=snapshots(), data=st.data())
-def test_every_policy_keeps_every_promise(
-    name: str, parameters: dict[str, object], first: Snapshot, second: Snapshot, data: st.DataObject
-) -> None:
-    """All are tried on the same rounds: to draw a cluster takes longer than to ask it."""
-    second = submitted_once(first, second)
-    rounds = Rounds(name, parameters, (first, second), two_rounds(name, parameters, first, second))
+@shared(case=cases(snapshots(Trigger.ACTIVE), snapshots()))
+def test_every_policy_keeps_every_promise(name: str, parameters: dict[str, object], case: Case) -> None:
+    rounds = Rounds.of(name, parameters, case)
     for promise in PROMISES:
-        promise(rounds, data)
+        promise(rounds)
 
 
 @given(first=snapshots(Trigger.ACTIVE), second=snapshots())
@@ -298,16 +319,16 @@ def submitted_once(first: Snapshot, second: Snapshot) -> Snapshot:
     return replace(second, jobs=replace(second.jobs, submitted_s=submitted_s))
 
 
-def with_bound(snapshot: Snapshot, data: st.DataObject) -> Snapshot:
+def with_bound(snapshot: Snapshot, draw: st.DrawFn) -> Snapshot:
     """Return the snapshot with some jobs bound: those that hold GPUs to their nodes, others to any, also one gone."""
     jobs, nodes = snapshot.jobs, snapshot.nodes
     bound: dict[JobId, tuple[NodeId, ...]] = {}
     choices = st.lists(st.sampled_from([*nodes.ids, *nodes.ids, NodeId("gone")]), min_size=1, max_size=2, unique=True)
     for job_id, placement in zip(jobs.ids, jobs.placements, strict=True):
-        if placement is not None and data.draw(st.booleans()):
+        if placement is not None and draw(st.booleans()):
             bound[job_id] = tuple(share.node_id for share in placement.shares)
-        elif placement is None and data.draw(st.booleans()):
-            bound[job_id] = tuple(data.draw(choices))
+        elif placement is None and draw(st.booleans()):
+            bound[job_id] = tuple(draw(choices))
     return replace(snapshot, bound=bound)
 
 

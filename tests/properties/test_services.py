@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 from services.core.cycle.plan import Hold, Plan, Preempt, ProfileControls, SetControl, Start
@@ -17,6 +16,7 @@ from services.core.cycle.snapshot import NodeTable, Phase, Snapshot
 from services.core.domain.reasons import Reason
 from services.core.policies.registry import POLICIES, build_policy
 from tests.support.builders import with_services
+from tests.support.shared import shared
 from tests.support.strategies import snapshots
 
 VARIANTS = [(name, {}) for name in POLICIES] + [("powerflow", {"spare_nodes": 0, "power_limit_w": 2_500})]
@@ -38,12 +38,15 @@ def served(draw: st.DrawFn) -> Snapshot:
     return with_services(replace(snapshot, jobs=jobs, nodes=sleeps), *names, only_on=only_on)
 
 
+on_clusters_with_services = shared(snapshot=served())
+
+
 def starts_of(plan: Plan) -> dict[str, Start]:
     return {action.job_id: action for action in plan.actions if isinstance(action, Start)}
 
 
 @every_policy
-@given(snapshot=served())
+@on_clusters_with_services
 def test_a_merged_plan_holds_and_leaves_services_to_themselves(
     name: str, parameters: dict[str, object], snapshot: Snapshot
 ) -> None:
@@ -65,7 +68,7 @@ def test_a_merged_plan_holds_and_leaves_services_to_themselves(
 
 
 @every_policy
-@given(snapshot=served())
+@on_clusters_with_services
 def test_no_start_takes_what_a_waiting_service_reserved(
     name: str, parameters: dict[str, object], snapshot: Snapshot
 ) -> None:
@@ -86,7 +89,7 @@ def test_no_start_takes_what_a_waiting_service_reserved(
 
 
 @every_policy
-@given(snapshot=served())
+@on_clusters_with_services
 def test_a_service_starts_once_those_that_give_way_are_gone(
     name: str, parameters: dict[str, object], snapshot: Snapshot
 ) -> None:

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from services.core.cycle.plan import Plan, Preempt
@@ -16,8 +16,9 @@ from services.core.domain.orders import PowerOrder
 from services.core.domain.reasons import Reason
 from services.core.policies.orders.layer import run_under_orders
 from services.core.policies.registry import FAIR, POLICIES, build_policy
-from tests.properties.test_windows import with_windows
+from tests.properties.test_windows import on_clusters_with_windows
 from tests.support.builders import NOON_S, a_job, a_node, a_snapshot
+from tests.support.shared import shared
 from tests.support.strategies import snapshots
 
 EVERYONE = (*POLICIES, f"{FAIR}joint")
@@ -41,8 +42,7 @@ def saved(snapshot: Snapshot, ages_s: list[float], every_s: float) -> dict[JobId
 
 
 @pytest.mark.parametrize("name", EVERYONE)
-@settings(max_examples=15)
-@given(snapshot=snapshots(Trigger.ACTIVE), min_run_s=st.sampled_from(RUNS_S))
+@shared(settings(max_examples=15), snapshot=snapshots(Trigger.ACTIVE), min_run_s=st.sampled_from(RUNS_S))
 def test_the_stops_of_a_policy_are_as_ever_but_for_those_that_come_too_soon(
     name: str, snapshot: Snapshot, min_run_s: float
 ) -> None:
@@ -59,8 +59,7 @@ def test_the_stops_of_a_policy_are_as_ever_but_for_those_that_come_too_soon(
 
 
 @pytest.mark.parametrize("name", EVERYONE)
-@settings(max_examples=15)
-@given(snapshot=with_windows())
+@on_clusters_with_windows
 def test_stops_for_windows_come_in_time(name: str, snapshot: Snapshot) -> None:
     free, kept = planned(name, snapshot), planned(name, replace(snapshot, min_run_s=86_400.0))
 
@@ -83,9 +82,11 @@ def test_a_deadline_that_would_be_missed_lifts_the_guarantee(deadline_s: float, 
 
 
 @pytest.mark.parametrize("name", EVERYONE)
-@settings(max_examples=15)
-@given(
-    snapshot=snapshots(Trigger.ACTIVE), ages_s=st.lists(st.floats(0, 5_000), min_size=8), every_s=st.floats(1, 9_000)
+@shared(
+    settings(max_examples=15),
+    snapshot=snapshots(Trigger.ACTIVE),
+    ages_s=st.lists(st.floats(0, 5_000), min_size=8),
+    every_s=st.floats(1, 9_000),
 )
 def test_stops_are_as_ever_and_wait_for_the_next_save_alone(
     name: str, snapshot: Snapshot, ages_s: list[float], every_s: float
@@ -105,8 +106,7 @@ def test_stops_are_as_ever_and_wait_for_the_next_save_alone(
 
 
 @pytest.mark.parametrize("name", EVERYONE)
-@settings(max_examples=15)
-@given(snapshot=with_windows())
+@on_clusters_with_windows
 def test_nothing_is_waited_for_before_a_window(name: str, snapshot: Snapshot) -> None:
     saves = {each: Saves(NOON_S - 60.0, 100.0) for each in snapshot.jobs.ids}
     soon = replace(snapshot, windows=tuple(replace(each, start_s=NOON_S + 200.0) for each in snapshot.windows))

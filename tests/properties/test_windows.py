@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from services.core.cycle.plan import Plan, Preempt, Start
@@ -19,6 +19,7 @@ from services.core.policies.orders.layer import run_under_orders
 from services.core.policies.registry import FAIR, POLICIES, build_policy
 from services.core.policies.windows import LENT_AFTER_S, MARGIN_S, SHORTEST_S
 from tests.support.builders import NOON_S
+from tests.support.shared import shared
 from tests.support.strategies import snapshots
 
 EVERYONE = (*POLICIES, f"{FAIR}joint")
@@ -49,6 +50,9 @@ def with_windows(draw: st.DrawFn) -> Snapshot:
     return replace(snapshot, windows=tuple(found), endings=endings)
 
 
+on_clusters_with_windows = shared(settings(max_examples=15), snapshot=with_windows())
+
+
 def on(snapshot: Snapshot, plan: Plan, node_id: str) -> dict[JobId, int]:
     """Return how many GPUs of a node each gang has that starts or goes on, and is not stopped."""
     stops = {each.job_id for each in plan.actions if isinstance(each, Preempt)}
@@ -71,8 +75,7 @@ def left_s(snapshot: Snapshot, job_id: JobId) -> float:
 
 
 @pytest.mark.parametrize("name", EVERYONE)
-@settings(max_examples=15)
-@given(snapshot=with_windows())
+@on_clusters_with_windows
 def test_what_windows_take_is_free_or_their_holders(name: str, snapshot: Snapshot) -> None:
     policy = build_policy(name, {})
     plan = run_under_orders(policy, snapshot, policy.initial()).plan
@@ -104,8 +107,7 @@ def test_what_windows_take_is_free_or_their_holders(name: str, snapshot: Snapsho
 
 
 @pytest.mark.parametrize("name", EVERYONE)
-@settings(max_examples=15)
-@given(snapshot=with_windows())
+@on_clusters_with_windows
 def test_no_gang_is_stopped_for_a_window_without_need(name: str, snapshot: Snapshot) -> None:
     policy = build_policy(name, {})
     plan = run_under_orders(policy, snapshot, policy.initial()).plan
@@ -129,8 +131,7 @@ def test_no_gang_is_stopped_for_a_window_without_need(name: str, snapshot: Snaps
 
 
 @pytest.mark.parametrize("name", EVERYONE)
-@settings(max_examples=15)
-@given(snapshot=with_windows())
+@on_clusters_with_windows
 def test_a_window_that_is_far_off_takes_nothing_from_what_may_be_stopped(name: str, snapshot: Snapshot) -> None:
     policy = build_policy(name, {})
     far = tuple(replace(each, start_s=NOON_S + 5_000.0, end_s=NOON_S + 9_000.0) for each in snapshot.windows)
@@ -141,8 +142,7 @@ def test_a_window_that_is_far_off_takes_nothing_from_what_may_be_stopped(name: s
 
 
 @pytest.mark.parametrize("name", EVERYONE)
-@settings(max_examples=15)
-@given(snapshot=with_windows())
+@on_clusters_with_windows
 def test_in_a_reservation_a_job_of_its_holder_waits_only_where_it_does_not_fit(name: str, snapshot: Snapshot) -> None:
     policy = build_policy(name, {})
     snapshot = replace(snapshot, tenant_gpu_quota={}, windows=snapshot.windows[:1], orders=())

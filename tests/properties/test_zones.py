@@ -18,6 +18,7 @@ from services.core.domain.reasons import Reason
 from services.core.domain.transfers import Transfer
 from services.core.policies.registry import FAIR, POLICIES, build_policy
 from tests.support.builders import NOON_S, a_job, a_node, a_snapshot, by_zone, flat_curve, hourly_curve
+from tests.support.shared import shared
 
 NAMES = (*POLICIES, FAIR + "las")
 
@@ -50,7 +51,7 @@ def waiting_in_zones(draw: st.DrawFn) -> Snapshot:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@given(snapshot=waiting_in_zones())
+@shared(snapshot=waiting_in_zones())
 def test_no_gang_starts_where_it_emits_more_than_on_gpus_that_stay_free(name: str, snapshot: Snapshot) -> None:
     policy, jobs, nodes = build_policy(name, {}), snapshot.jobs, snapshot.nodes
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, given, settings
 
 from lab.policies.entries import ENTRIES
 from services.core.cycle.snapshot import Snapshot
@@ -14,12 +13,12 @@ from tests.properties.test_guarantees import (
     stops_have_a_claimant_and_who_borrowed_last_gives_back_first,
     what_could_not_be_had_back_is_not_lent,
 )
+from tests.support.shared import shared
 
 
 @pytest.mark.usefixtures("the_lab")
 @pytest.mark.parametrize("name", ENTRIES)
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(snapshot=guaranteed())
+@shared(snapshot=guaranteed())
 def test_guarantees_are_kept(name: str, snapshot: Snapshot) -> None:
     seen = planned(name, snapshot)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 from services.core.cycle.plan import Hold, Plan, Start, queue_order
@@ -14,6 +13,7 @@ from services.core.domain.placement import NodeShare, Placement
 from services.core.domain.reasons import Reason
 from services.core.policies.registry import POLICIES, build_policy
 from tests.support.builders import NOON_S, JobRow, a_job, a_node, a_snapshot, started
+from tests.support.shared import shared
 
 RUNS = a_job("zz-runs", gpus=1, preemptible=False)
 
@@ -34,7 +34,7 @@ def queues(draw: st.DrawFn) -> list[JobRow]:
 
 
 @pytest.mark.parametrize("name", [name for name, entry in POLICIES.items() if entry.orders])
-@given(waits=queues())
+@shared(waits=queues())
 def test_the_jobs_start_one_by_one_in_the_order_that_a_full_cluster_tells(name: str, waits: list[JobRow]) -> None:
     policy, nodes = build_policy(name, {}), [a_node(gpus=1)]
     memory = run_cycle(policy, a_snapshot([*waits, RUNS], nodes), policy.initial()).memory

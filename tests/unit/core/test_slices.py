@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lab.replay import snapshot_from_json
@@ -23,6 +22,7 @@ from services.core.domain.placement import NodeShare, Placement
 from services.core.domain.reasons import Reason
 from services.core.policies.registry import POLICIES, build_policy
 from tests.support.builders import a_job, a_node, a_snapshot, story
+from tests.support.shared import shared
 from tests.support.strategies import snapshots
 
 
@@ -114,27 +114,31 @@ def test_one_slice_is_not_given_to_two() -> None:
         check_plan(snapshot, Plan(snapshot.version, starts))
 
 
-@pytest.mark.parametrize("name", POLICIES)
-@settings(max_examples=25)
-@given(data=st.data())
-def test_no_policy_is_disturbed_by_jobs_on_slices(name: str, data: st.DataObject) -> None:
-    """Every job is planned at most once and every slice given at most once: ``run_cycle`` checks the plan."""
-    snapshot = data.draw(snapshots())
+@st.composite
+def partly_on_slices(draw: st.DrawFn) -> Snapshot:
+    """Draw a cluster with slices, which some of the jobs that wait are to have."""
+    snapshot = draw(snapshots())
     jobs = snapshot.jobs
     waits = [jobs.ids[at] for at in np.flatnonzero((jobs.phase == QUEUED) & (jobs.min_gpus == 1))]
-    chosen = data.draw(st.lists(st.sampled_from(waits), unique=True)) if waits else []
+    chosen = draw(st.lists(st.sampled_from(waits), unique=True)) if waits else []
     units = [
-        replace(unit(20, start, 1, free=data.draw(st.booleans()), node=node))
+        unit(20, start, 1, free=draw(st.booleans()), node=node)
         for node in range(len(snapshot.nodes))
-        for start in range(data.draw(st.integers(0, 3)))
+        for start in range(draw(st.integers(0, 3)))
     ]
-    seen = on_slices(snapshot, units, **{str(job): data.draw(st.sampled_from([1, 2])) for job in chosen})
+    return on_slices(snapshot, units, **{str(job): draw(st.sampled_from([1, 2])) for job in chosen})
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@shared(seen=partly_on_slices())
+def test_no_policy_is_disturbed_by_jobs_on_slices(name: str, seen: Snapshot) -> None:
+    """Every job is planned at most once and every slice given at most once: ``run_cycle`` checks the plan."""
     policy = build_policy(name, {})
 
     plan = run_cycle(policy, seen, policy.initial()).plan
 
     done = {action.job_id: action for action in plan.actions if isinstance(action, Start | Hold)}
-    assert done.keys() >= set(chosen)
+    assert done.keys() >= {each.job_id for each in seen.slice_jobs}
     for job in seen.slice_jobs:
         if not job.units.any():
             assert done[job.job_id] == Hold(job.job_id, Reason.NO_SUCH_SLICE)
