@@ -77,6 +77,7 @@ class Node:
         self.redis = redis
         self.port, self.progress_port = ports.take(wanted), ports.take(wanted + 100)
         self.process: Forked | subprocess.Popen[bytes] | None = None
+        self._others = {*psutil.pids()}  #: What ran before: to read what each process of a host is takes long
         self.environment = {
             "PATH": os.environ["PATH"],
             "HOME": str(folder),
@@ -200,8 +201,9 @@ class Node:
         """Return the living processes that ranks of this node are made of, those with `named` in their command."""
         mark = str(self.state_dir)
         found: list[psutil.Process] = []
-        for process in psutil.process_iter():
+        for pid in sorted({*psutil.pids()} - self._others):
             try:
+                process = psutil.Process(pid)
                 command = " ".join(process.cmdline())
                 marked = mark in command or mark in process.environ().get("WATTSHIFT_PROGRESS_FILE", "")
                 if marked and named in command and process.status() != psutil.STATUS_ZOMBIE:
