@@ -25,7 +25,7 @@ OF_ALL = "tests.conftest"
 SOURCES = "clients/python/src/"
 _NAMES = re.compile(r"""["']([\w.]+)["']""")
 FEW = 3
-"""So many files run without further processes, each of which would collect them."""
+"""So many files run without further processes, each of which would have servers of its own."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
     texts = {file: (ROOT / file).read_text() for file in files if file.endswith(".py") and (ROOT / file).exists()}
     found = sorted(reached(texts, changed))
     print(f"test: {len(changed)} files have changed since {commit}, and reach {len(found)} files of tests", flush=True)
-    workers = ALL_TESTS if len(found) > FEW else ("-n", "0")
+    workers = ALL_TESTS if len(found) > FEW else ()
     return pytest.main([*workers, "-m", "not slow and not live", ALWAYS, *found, *rest])
 
 

@@ -50,7 +50,8 @@ def failed() -> bool:
 
 def main() -> None:
     """Write down what the last run found."""
-    costs = json.loads(LAST.read_text())
+    known = tomllib.loads(KEPT.read_text()) if KEPT.exists() else {}
+    costs = {folder: cost for folder, cost in known.items() if Path(folder).is_dir()} | json.loads(LAST.read_text())
     KEPT.write_text(_HEAD + "".join(f'"{folder}" = {cost:.1f}\n' for folder, cost in sorted(costs.items())))
 
 

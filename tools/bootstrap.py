@@ -33,9 +33,10 @@ LAB = ROOT / "lab"
 """The distribution wattshift-lab, for tests alone. It is not installed as "compat", which would put this folder itself
 on the path: its folders would be modules of their own."""
 STAMP = VENV / "wattshift-stamp"
-ALL_TESTS = ("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder")
+ALL_TESTS = ("--workers", "3") if sys.platform == "linux" else ("-n", "3", "--dist", "loadfile")
 """Tests wait for processes half of their time: three at a time keep two cores busy. The order is that of
-`tests/support/order.py`: what takes longest comes first, so that no worker is left alone with it at the end."""
+`tests/support/order.py`: what takes longest comes first, so that no worker is left alone with it at the end. macOS does
+not let a process that has loaded its frameworks fork."""
 
 
 class SetupError(Exception):
@@ -94,6 +95,9 @@ def _test(arguments: list[str]) -> None:
         metavar="COMMIT",
         help="run the tests alone that can reach what has changed since a commit (HEAD), by what imports what",
     )
+    parser.add_argument(
+        "--lab", action="store_true", help="also run the lab's tests where neither the lab nor the core has changed"
+    )
     parser.add_argument("--bench", action="store_true", help="run the benchmarks instead (all, or those named)")
     parser.add_argument(
         "--mutants", action="store_true", help="do a mutation run instead (`python -m tests.mutation --help`)"
@@ -125,8 +129,9 @@ def _test(arguments: list[str]) -> None:
     selected = [] if options.slow else ["-m", "not slow" if runs_live else "not slow and not live"]
     if rest:
         _become([PYTHON, "-m", "pytest", *selected, *rest])
-    coverage = ["--cov"] if options.slow else []
-    _become([PYTHON, "-m", "tests.gates", *coverage, *selected, *ALL_TESTS])
+    wanted = (("--cov", options.slow), ("--lab", options.slow or options.live or options.lab))
+    more = [word for word, is_wanted in wanted if is_wanted]
+    _become([PYTHON, "-m", "tests.gates", *more, *selected, *ALL_TESTS])
 
 
 def set_up(*, for_tests: bool = False) -> None:

@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 from tests.support.servers import ROOT, scratch_folder
 from tools import bootstrap
 
-ALL = ["-n", "3", "--dist", "loadfile", "--no-loadscope-reorder"]
+ALL = [*bootstrap.ALL_TESTS]
 LOCK = (ROOT / "requirements.lock").read_text()
 LOCKS = ("requirements.lock", "deploy/standalone.lock", "deploy/installer.lock")
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -70,12 +70,13 @@ def handed_over(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ("arguments", "command"),
     [
         ([], ["-m", "tests.gates", "-m", "not slow and not live", *ALL]),
-        (["--live"], ["-m", "tests.gates", "-m", "not slow", *ALL]),
+        (["--live"], ["-m", "tests.gates", "--lab", "-m", "not slow", *ALL]),
         (["tests/kit"], ["-m", "pytest", "-m", "not slow", "tests/kit"]),
         (["tests/attacks"], ["-m", "pytest", "-m", "not slow and not live", "tests/attacks"]),
         (["--live", "tests/attacks"], ["-m", "pytest", "-m", "not slow", "tests/attacks"]),
         (["tests/attacks/test_x.py"], ["-m", "pytest", "-m", "not slow", "tests/attacks/test_x.py"]),
-        (["--slow"], ["-m", "tests.gates", "--cov", *ALL]),
+        (["--lab"], ["-m", "tests.gates", "--lab", "-m", "not slow and not live", *ALL]),
+        (["--slow"], ["-m", "tests.gates", "--cov", "--lab", *ALL]),
         (["--slow", "-x", "tests/kit"], ["-m", "pytest", "-x", "tests/kit"]),
         (["--chaos", "--seed", "7"], ["-m", "tests.chaos", "--seed", "7"]),
         (["--bench", "solver"], ["-m", "tests.benchmarks", "solver"]),

@@ -53,7 +53,8 @@ def test_a_run_says_what_its_folders_cost(tmp_path: Path) -> None:
         (tmp_path / "tests" / name / "test_it.py").write_text(text)
     (tmp_path / "pytest.ini").write_text(f"[pytest]\npythonpath = {ROOT}\n")
     (tmp_path / costs.LAST.parent).mkdir(parents=True)
-    command = ["-m", "pytest", "-q", "-n", "2", "--import-mode=importlib", "-p", "tests.support.folder_times"]
+    command = ["-m", "pytest", "-q", "--workers", "2", "--import-mode=importlib"]
+    command += ["-p", "tests.support.folder_times", "-p", "tests.support.workers"]
     run = subprocess.run([sys.executable, *command, "tests"], cwd=tmp_path, capture_output=True, text=True)
     assert "1 failed, 2 passed" in run.stdout, run.stdout + run.stderr
     found = json.loads((tmp_path / costs.LAST).read_text())

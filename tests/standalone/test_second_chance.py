@@ -1,4 +1,4 @@
-"""What `./test` does with a few tests that failed beside all others."""
+"""What `./test` does with a few tests that failed beside all others, and with the lab's."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_test_that_ends_its_worker_fails_once_and_is_named(tmp_path: Path) -> 
             "import os\nimport pytest\n\n"
             f"@pytest.mark.parametrize('n', range({tests}))\ndef test_n(n):\n    pass\n{ends}"
         )
-    arguments = ("-q", "-n", "1", "--dist", "loadfile", "--no-loadscope-reorder", "-p", "tests.support.order")
+    arguments = ("-q", "--workers", "1", "-p", "tests.support.workers")
     run = subprocess.run(
         [sys.executable, "-m", "pytest", *arguments, "--rootdir", str(tmp_path)],
         cwd=tmp_path,
@@ -71,3 +71,32 @@ def test_a_test_that_ends_its_worker_fails_once_and_is_named(tmp_path: Path) -> 
     assert "1 failed, 11 passed" in run.stdout
     assert "\ntest_2.py::test_n[1] ended its worker\n" in run.stdout
     assert (tmp_path / "ends").read_text() == "."
+
+
+def test_the_labs_tests_run_where_the_lab_or_the_core_has_changed(tmp_path: Path) -> None:
+    def git(*words: str) -> None:
+        who = ("-c", "user.name=a", "-c", "user.email=a@b")
+        subprocess.run(["git", *who, *words], cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
+
+    def change(name: str) -> None:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x")
+
+    assert gates.lab_changed(tmp_path), "there is no repository that could say"
+    git("init", "--initial-branch=main")
+    change("services/core/a.py")
+    git("add", ".")
+    git("commit", "-m", "a")
+    git("checkout", "-b", "topic")
+    change("services/router/b.py")
+    assert not gates.lab_changed(tmp_path)
+    change("lab/c.py")
+    assert gates.lab_changed(tmp_path), "not even added"
+    git("add", ".")
+    git("commit", "-m", "c")
+    assert gates.lab_changed(tmp_path), "committed on the branch"
+    git("checkout", "main")
+    assert not gates.lab_changed(tmp_path)
+    git("branch", "--move", "trunk")
+    git("branch", "--delete", "--force", "topic")
+    assert gates.lab_changed(tmp_path), "nobody knows what the branch is to join"

@@ -1,8 +1,9 @@
 """At the end of a run: how long each folder of tests took, summed over all workers, and how long the whole run did.
 
 Seconds are those of setup, call and teardown. CPU seconds are those of the test process and of its children that have
-ended by then. What several tests share counts for the one that starts or ends it. Collection counts for none, and what
-a failure took is no cost of its folder: a property then looks for its smallest example.
+ended by then. What several tests share counts for the one that starts or ends it, and what the session ends for
+`tests/support`. Collection counts for none, and what a failure took is no cost of its folder: a property then looks for
+its smallest example.
 """
 
 from __future__ import annotations
@@ -14,37 +15,37 @@ from collections import defaultdict
 from collections.abc import Generator
 from pathlib import PurePath
 from statistics import mean
-from typing import Any
 
 import pytest
 
 from tests import costs
 
+CPU_SECONDS, SUMMARY = "cpu-seconds", "folder-times"
+"""Names of the plugins."""
 _CPU_S = "cpu_s"
-_LOOP_S = "loop_s"
-_SUMMARY = "folder-times"
 _TURNS, _MEASURED_TURNS = 10_000_000, 1_000_000
+_OF_ALL = "tests/support"
+"""The folder that what the session has, such as a database server, counts for when it ends."""
 
 
-class _CpuSeconds:
+class CpuSeconds:
     """In each process that runs tests: adds the CPU seconds of each phase to its report, and has a measure of them."""
 
-    def __init__(self, config: pytest.Config) -> None:
-        self._config = config
-        self._loops_s = [_loop_s()]
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin anew, as a process does that was forked."""
+        self._first_loop_s = _loop_s()
         self._before_s = _cpu_s()
 
     def pytest_collection_finish(self) -> None:
         self._before_s = _cpu_s()
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_sessionfinish(self) -> None:
-        self._loops_s.append(_loop_s())
-        told: Any = self._config
-        if hasattr(told, "workeroutput"):  # a worker of xdist's
-            told.workeroutput[_LOOP_S] = mean(self._loops_s)
-        elif (summary := told.pluginmanager.get_plugin(_SUMMARY)) is not None and not summary.loops_s:
-            summary.loops_s.append(mean(self._loops_s))
+    def end(self) -> tuple[float, float]:
+        """Return the measure, and the CPU seconds since the last report."""
+        since_s = _cpu_s() - self._before_s
+        return (self._first_loop_s + _loop_s()) / 2, since_s
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
@@ -62,12 +63,12 @@ class _Summary:
         self._began_s = time.monotonic()
         self._folders: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
         self._failed_s: defaultdict[str, float] = defaultdict(float)  #: CPU seconds of what failed
-        self.loops_s: list[float] = []
+        self._loops_s: list[float] = []
 
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node: Any) -> None:
-        if _LOOP_S in getattr(node, "workeroutput", {}):
-            self.loops_s.append(node.workeroutput[_LOOP_S])
+    def add_worker(self, loop_s: float, cpu_s: float) -> None:
+        """Add what a process of its own has measured by its end."""
+        self._loops_s.append(loop_s)
+        self._folders[_OF_ALL][2] += cpu_s
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         parts = PurePath(report.nodeid.partition("::")[0]).parts
@@ -87,8 +88,8 @@ class _Summary:
         total = [sum(row[column] for row in self._folders.values()) for column in range(3)]
         wall_s = time.monotonic() - self._began_s
         terminalreporter.line(f"{total[0]:7.0f} {total[1]:9.1f} {total[2]:8.1f}  all; {wall_s:.0f} s by the clock")
-        if self.loops_s and costs.LAST.parent.is_dir():
-            loop_s = mean(self.loops_s)
+        if self._loops_s and costs.LAST.parent.is_dir():
+            loop_s = mean(self._loops_s)
             terminalreporter.line(f"ten million turns of a loop took {loop_s:.2f} CPU s meanwhile")
             found = {folder: (row[2] - self._failed_s[folder]) / loop_s for folder, row in self._folders.items()}
             costs.LAST.write_text(json.dumps(found))
@@ -96,9 +97,17 @@ class _Summary:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Count in every process, and show the sums in the one that has the terminal."""
-    config.pluginmanager.register(_CpuSeconds(config), "cpu-seconds")
-    if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(_Summary(), _SUMMARY)
+    config.pluginmanager.register(CpuSeconds(), CPU_SECONDS)
+    if not hasattr(config, "workerinput"):  # of xdist's workers
+        config.pluginmanager.register(_Summary(), SUMMARY)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Measure the one process that ran tests, if it was this one."""
+    if not session.config.getoption("--workers", 0) and (summary := session.config.pluginmanager.get_plugin(SUMMARY)):
+        counting: CpuSeconds = session.config.pluginmanager.get_plugin(CPU_SECONDS)
+        summary.add_worker(*counting.end())
 
 
 def _cpu_s() -> float:

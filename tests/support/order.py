@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import PurePath
 
 import pytest
-from xdist.scheduler import LoadFileScheduling
-from xdist.workermanage import WorkerController
 
 SHARED = {
     **dict.fromkeys(
         [f"tests/browser/test_{name}.py" for name in ("agreement", "jobs", "pages", "policies", "sign_in")], "browser"
+    ),
+    **dict.fromkeys(
+        [
+            f"tests/architecture/test_{name}.py"
+            for name in (
+                *("citations", "docstrings", "imports", "problems", "repetitions", "routes"),
+                *("sql", "tables", "unused", "words"),
+            )
+        ],
+        "syntax trees",
     ),
     "tests/attacks/test_hostile_job.py": "attacked installation",
     "tests/attacks/test_ports_kept.py": "attacked installation",
@@ -21,51 +30,25 @@ SHARED = {
     "tests/integration/test_asrpt.py": "installation with rare rounds",
     "tests/integration/test_power.py": "installation with rare rounds",
 }
-"""To start an installation takes some 25 CPU seconds: files that share a fixture of the session stay together."""
+"""To start an installation takes some 25 CPU seconds: files that share a fixture of the session, or the syntax trees of
+all modules, stay together."""
 LIVE = ("integration", "browser", "fuzz")
 """Folders whose tests start whole installations: they run with `./test --live`, and where they are named. In
 `tests/attacks`, a file says by itself whether its tests are live, and to name the folder is not enough."""
 FIRST = (
-    *("integration", "attacks", "browser", "fuzz", "serving", "optimizer"),
+    *("integration", "attacks", "browser", "fuzz", "serving", "optimizer", "architecture"),
     *("standalone", "agent", "simulator", "scheduler"),
 )
 """Folders whose files take long; a worker that starts one last would be left alone with it."""
 
 
-class _Together(LoadFileScheduling):
-    def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.partition("::")[0]
-        return SHARED.get(file, file)
-
-    def remove_node(self, node: WorkerController) -> str | None:
-        """Give no other worker the test that ended its own: it would wait as long, and again, a dozen times.
-
-        Nor any file that is over: xdist would assign it, and wait for ever for the end of a test in it.
-        """
-        open_, crashed = dict[str, dict[str, bool]](), None
-        for file, tests in self.assigned_work[node].items():
-            for test, is_over in tests.items():
-                if not is_over and crashed is None:
-                    crashed, tests[test] = test, True
-            if not all(tests.values()):
-                open_[file] = tests
-        self.assigned_work[node] = open_
-        super().remove_node(node)
-        if crashed is not None:
-            self.config.get_terminal_writer().line(f"\n{crashed} ended its worker")
-        return crashed
-
-    def schedule(self) -> None:
-        """Give each worker two tests at least: it begins one when it knows the next."""
-        super().schedule()
-        for node in self.nodes:
-            while self.workqueue and not node.shutting_down and self._pending_of(self.assigned_work[node]) < 2:
-                self._assign_work_unit(node)
-
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadFileScheduling | None:
-    """Distribute by file, or by what files share."""
-    return _Together(config, log) if config.getoption("dist") == "loadfile" else None
+def together(items: Sequence[pytest.Item]) -> list[list[int]]:
+    """Return the numbers of the tests that one process is to run: those of a file, or of what files share."""
+    found: dict[str, list[int]] = {}
+    for at, item in enumerate(items):
+        file = item.nodeid.partition("::")[0]
+        found.setdefault(SHARED.get(file, file), []).append(at)
+    return [*found.values()]
 
 
 @pytest.hookimpl(tryfirst=True)  # before those that are marked are left out
