@@ -13,7 +13,7 @@ from services.core.domain.solving import Backend, SolveStatus
 from services.core.solvers import highs
 from services.core.solvers.model import AwayError, Limits, LinearModel, Solution, solution_of
 
-NOT_INSTALLED = "PuLP, which brings CBC, is not installed (the extra `solvers`), so HiGHS solved it"
+NOT_INSTALLED = "PuLP, which brings CBC, is not installed (the extra `solvers` of wattshift-lab), so HiGHS solved it"
 MISSING = "CBC is not there for this platform, so HiGHS solved it"
 ACCEPTED_VIOLATION = 1e-5
 
@@ -92,7 +92,8 @@ def _answer(
         case _ if problem.status == pulp.LpStatusInfeasible:  # sol_status knows that of linear problems only
             return solution_of(model, SolveStatus.INFEASIBLE, Backend.CBC)
         case pulp.LpSolutionIntegerFeasible | pulp.LpSolutionNoSolutionFound if is_limited:
-            bound = highs.relaxation_bound(model, limits.time_limit_s)
+            relaxed = highs.solve(model.relaxed(), Limits(limits.time_limit_s, 0.0))
+            bound = relaxed.objective if relaxed.status is SolveStatus.OPTIMAL else None
         case _:
             note = f"CBC ended with: {pulp.LpStatus[problem.status]}"
             return solution_of(model, SolveStatus.FAILED, Backend.CBC, note=note)
