@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from types import FunctionType
 
 import asyncpg
 from fastapi import FastAPI
@@ -13,6 +14,7 @@ from services.db.database import CONNECTION_ERRORS, Database
 from services.kit.app import answer_unavailable, create_service, serve
 from services.kit.carbon import Carbon
 from services.kit.http import client_of, new_session
+from services.kit.plugins import load_plugins
 from services.kit.policies import load_policies
 from services.kit.redis import check_answers, connect
 from services.kit.settings import exit_with, settings_or_exit
@@ -72,7 +74,9 @@ def create_app(settings: SchedulerSettings) -> FastAPI:
             simulator = client_of(session, settings, "simulator")
             app.state.explanations = Explanations(database, view, carbon, simulator)
             door = OpenAdr(settings, app.state.grid_orders)
-            app.state.scheduler = Scheduler(settings, database, redis, carbon, hook, door)
+            notes = [each.value() for each in load_plugins("wattshift.rounds", FunctionType)]
+            note = next(filter(None, notes), None)
+            app.state.scheduler = Scheduler(settings, database, redis, carbon, hook, door, note)
             show_figures(app.state.metrics, database, redis, app.state.scheduler, settings)
             loop = asyncio.create_task(app.state.scheduler.run())
             yield

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import asyncpg
-import orjson
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
@@ -18,7 +17,6 @@ from services.contracts.streams import COMMAND_FIELD, HINTS_STREAM, TRACEPARENT_
 from services.core.cycle.levels import LevelRoom, level_rooms
 from services.core.cycle.plan import Plan
 from services.core.cycle.policy import Policy
-from services.core.cycle.recording import plan_to_json, snapshot_to_json
 from services.core.cycle.snapshot import Trigger
 from services.core.domain.errors import PolicyConfigError, WattshiftError
 from services.core.policies.orders.feedback import with_ratios
@@ -53,6 +51,10 @@ from services.scheduler.settings import SchedulerSettings
 BATCH = 200
 STREAM_LENGTH = 10_000
 """Commands kept per node. What a dead node never read is trimmed; what still matters then is published again."""
+
+
+Note = Callable[[Loaded, Plan], None]
+"""Is given each active round: all that the policy saw and remembered, and what it planned."""
 
 
 class Relay:
@@ -150,6 +152,7 @@ class Scheduler:
         carbon: CarbonWatch,
         hook: PowerHook | None = None,
         door: OpenAdr | None = None,
+        note: Note | None = None,
     ) -> None:
         self._settings = settings
         self._database = database
@@ -173,6 +176,7 @@ class Scheduler:
         self._disk = DiskWatch(settings.database_dir, settings.database_reserve_bytes)
         self._disk_problem = ""
         self._doors = [] if door is None else [door]
+        self._note = note
         self._prepared = False
         self._seen: tuple[object, ...] | None = None
         self._last_hint: str = f"{time.time_ns() // 1_000_000}-0"
@@ -318,7 +322,7 @@ class Scheduler:
                 covers=self._nodes.hook.covers,
                 predicting=self._predicting,
                 kept=self._kept,
-                known_version=self._memory[0] if self._memory and not self._settings.record_dir else None,
+                known_version=self._memory[0] if self._memory and self._note is None else None,
             )
             snapshot, ratios = with_ratios(loaded.snapshot, self._ratios)
             if ratios != self._ratios:
@@ -367,8 +371,8 @@ class Scheduler:
             memory = policy.load(loaded.memory) if loaded.memory and is_stored else policy.initial()
         result = run_under_orders(policy, loaded.snapshot, memory)
         decide_ms = (time.perf_counter() - began) * 1e3
-        if self._settings.record_dir and loaded.snapshot.trigger is Trigger.ACTIVE:
-            self._record(loaded, result.plan)
+        if self._note is not None and loaded.snapshot.trigger is Trigger.ACTIVE:
+            self._note(loaded, result.plan)
         changed = policy.dump(result.memory) if is_stored and result.memory is not memory else None
         return Decided(loaded.snapshot, policy.name, result.plan, changed, decide_ms, loaded.said), result.memory
 
@@ -385,19 +389,6 @@ class Scheduler:
             log.error("policy.unbuildable", policy=loaded.policy, error=str(error), instead=self._built.name)
             return self._built, False
         return self._built, True
-
-    def _record(self, loaded: Loaded, plan: Plan) -> None:
-        assert self._settings.record_dir
-        self._settings.record_dir.mkdir(parents=True, exist_ok=True)
-        round_record = {
-            "policy": loaded.policy,
-            "parameters": loaded.parameters,
-            "memory": loaded.memory,
-            "snapshot": snapshot_to_json(loaded.snapshot),
-            "plan": plan_to_json(plan),
-        }
-        path = self._settings.record_dir / f"round-{loaded.snapshot.version:012d}.json"
-        path.write_bytes(orjson.dumps(round_record))
 
     def _report(self, done: Round, loaded: Loaded) -> None:
         applied = done.applied

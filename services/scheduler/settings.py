@@ -160,9 +160,6 @@ class SchedulerSettings(SharedSettings):
     )
 
     plans_kept: int = Field(20_000, ge=1, description="Rounds kept for operators to read.")
-    record_dir: Path | None = Field(
-        None, description="Folder for a file of each active round, so that it can be replayed."
-    )
 
     @field_validator("placement")
     @classmethod

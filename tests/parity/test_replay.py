@@ -7,8 +7,8 @@ from pathlib import Path
 import orjson
 import pytest
 
+from lab.recording import plan_to_json
 from lab.replay import replay
-from services.core.cycle.recording import plan_to_json
 from tests.scheduler.world import a_world
 from tests.support.servers import fresh_database
 

@@ -9,10 +9,10 @@ from unittest.mock import patch
 import orjson
 import pytest
 
+from lab.recording import plan_to_json
 from lab.replay import replay
 from services.core.cycle import run_cycle as rounds
 from services.core.cycle.plan import Start
-from services.core.cycle.recording import plan_to_json
 from services.core.domain.mig import FIRST_SLICE_INDEX, MEMORY_SLOTS
 from services.kit.http import ServiceClient, new_session
 from services.scheduler.explaining.explanations import Explanations

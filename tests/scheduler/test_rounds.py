@@ -6,9 +6,9 @@ from pathlib import Path
 import orjson
 import pytest
 
+from lab.recording import plan_to_json
 from lab.replay import snapshot_from_json
 from services.contracts.commands import StopGang
-from services.core.cycle.recording import plan_to_json
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.snapshot import Trigger
 from services.core.policies.registry import build_policy

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import orjson
 from redis.asyncio import Redis
 
+from lab.recording import recording_to
 from services.contracts.commands import AnyCommand, command_adapter
 from services.contracts.streams import command_stream
 from services.db.database import Database
@@ -162,7 +164,9 @@ class FixedGrid(CarbonWatch):
 
 
 @asynccontextmanager
-async def a_world(database_url: str, redis_url: str, **options: Any) -> AsyncIterator[World]:
+async def a_world(
+    database_url: str, redis_url: str, record_dir: Path | None = None, **options: Any
+) -> AsyncIterator[World]:
     """Yield a world on an empty database; ``options`` are settings of the scheduler, its hook for nodes among them."""
     settings = SchedulerSettings(
         WATTSHIFT_SERVICE_TOKEN=TOKEN,
@@ -182,7 +186,9 @@ async def a_world(database_url: str, redis_url: str, **options: Any) -> AsyncIte
     async with new_session() as session:
         client = ServiceClient(session, "http://127.0.0.1:1", "carbon")
         grid = FixedGrid(Carbon(client), "Z", refresh_s=1e9, window_s=86_400, default_gco2_per_kwh=400)
-        yield World(database, redis, Scheduler(settings, database, redis, grid, build_hook(settings)), settings)
+        note = None if record_dir is None else recording_to(record_dir)
+        scheduler = Scheduler(settings, database, redis, grid, build_hook(settings), note=note)
+        yield World(database, redis, scheduler, settings)
     await redis.flushdb()
     await redis.aclose()
     await database.close()

@@ -180,7 +180,7 @@ class _Process:
         self.ratios: Any = {}
         self.recorded: set[int] = set()
         draw = state.simulation.choices.below
-        self.folder: Any = _Folder(self) if draw(4) == 1 else None
+        self.note: Any = self._note if draw(4) == 1 else None
         settings = SimpleNamespace(
             database_url="",
             control_curves=None,
@@ -192,7 +192,6 @@ class _Process:
             round_interval_s=ROUND_S,
             engine_new_jobs_s=0.0,
             node_min_on_s=0.0,
-            record_dir=self.folder,
             plans_kept=KEPT,
             master_ports=(1, 2),
             measured_settings=8,
@@ -208,6 +207,7 @@ class _Process:
                 cast(Any, carbon),
                 None,
                 cast(Any, _Helper(self, "door")),
+                self.note,
             )
         made: Any = self.scheduler
         made.turn = self._watched(state.simulation.judged(made.turn, *FAILURES))
@@ -312,25 +312,14 @@ class _Process:
         self.state.simulation.check("nothing is written in vain", bool(predictions))
         await self.state.ask(lambda: None)
 
+    def _note(self, loaded: Any, _: Any) -> None:
+        self.recorded.add(loaded.snapshot.version)
+
     def _forget(self) -> None:
         self.trusts_nothing, self.may_fit = False, True
 
     def _problem(self) -> str:
         return "is full" if self.state.is_full else ""
-
-
-class _Folder:
-    """Where active rounds are recorded."""
-
-    def __init__(self, process: _Process) -> None:
-        self._process = process
-
-    def mkdir(self, **_: Any) -> None:
-        """Make it."""
-
-    def __truediv__(self, name: str) -> Any:
-        number = int(name.removeprefix("round-").removesuffix(".json"))
-        return SimpleNamespace(write_bytes=lambda _: self._process.recorded.add(number))
 
 
 class _Policy:
@@ -398,7 +387,7 @@ def _decide(policy: _Policy, snapshot: Any, memory: int) -> Any:
 async def _apply(of: _Process, decided: Decided, *_: Any) -> Applied:
     """Write a plan, in the place of ``apply``."""
     state, snapshot, draw = of.state, cast(Any, decided.snapshot), of.state.simulation.choices.below
-    if of.folder is not None and snapshot.trigger is Trigger.ACTIVE:
+    if of.note is not None and snapshot.trigger is Trigger.ACTIVE:
         state.simulation.check("each active round is recorded", snapshot.version in of.recorded, str(of.recorded))
     starts = draw(2)
 
@@ -518,8 +507,6 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
         "build_policy": _build,
         "level_rooms": lambda _: (),
         "note_round": told,
-        "snapshot_to_json": lambda _: {},
-        "plan_to_json": lambda _: {},
     }
 
 

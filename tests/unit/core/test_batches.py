@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from lab.recording import plan_to_json, snapshot_to_json
 from lab.replay import snapshot_from_json
 from services.core.cycle.plan import Plan, Start
-from services.core.cycle.recording import plan_to_json, snapshot_to_json
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.snapshot import Snapshot
 from services.core.cycle.validate import check_plan

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from lab.recording import snapshot_to_json
 from lab.replay import snapshot_from_json
 from services.core.cycle.bound import Widening, show_bound
 from services.core.cycle.plan import Plan, Start
-from services.core.cycle.recording import snapshot_to_json
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.sharing import may_share
 from services.core.cycle.snapshot import Snapshot, Trigger

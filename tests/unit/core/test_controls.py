@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from lab.recording import plan_to_json, snapshot_to_json
 from lab.replay import snapshot_from_json
 from services.core.cycle.plan import Plan, ProfileControls, set_to
-from services.core.cycle.recording import plan_to_json, snapshot_to_json
 from services.core.domain.control_curves import ControlCurve
 from services.core.domain.controls import ControlKind
 from services.core.domain.errors import DomainError

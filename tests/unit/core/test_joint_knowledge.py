@@ -9,9 +9,9 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
+from lab.recording import snapshot_to_json
 from lab.replay import snapshot_from_json
 from services.core.cycle.plan import Hold
-from services.core.cycle.recording import snapshot_to_json
 from services.core.cycle.run_cycle import CycleResult, run_cycle
 from services.core.cycle.snapshot import Snapshot, Trigger
 from services.core.domain.carbon import CarbonOutlook

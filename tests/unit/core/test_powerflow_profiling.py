@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from lab.recording import snapshot_to_json
 from lab.replay import snapshot_from_json
 from services.core.cycle.plan import Preempt, ProfileControls, SetControl, Start
-from services.core.cycle.recording import snapshot_to_json
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.snapshot import Snapshot, Trigger
 from services.core.domain.controls import ControlKind

@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from lab.recording import snapshot_to_json
 from lab.replay import snapshot_from_json
 from services.core.cycle.plan import Plan, Preempt, Start
-from services.core.cycle.recording import snapshot_to_json
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.services import place_services
 from services.core.cycle.snapshot import Phase, Snapshot, Trigger

@@ -7,10 +7,10 @@ import json
 import numpy as np
 import pytest
 
+from lab.recording import snapshot_to_json
 from lab.replay import snapshot_from_json
 from services.core.cycle.grids import cluster_intensity, eligible_curves, present_curves
 from services.core.cycle.plan import Plan
-from services.core.cycle.recording import snapshot_to_json
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.snapshot import Phase, Snapshot, Trigger
 from services.core.domain.carbon import CarbonCurve, mixed

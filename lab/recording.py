@@ -1,19 +1,50 @@
 """A snapshot and a plan as JSON values, so that a live round can be recorded; ``lab.replay`` reads it again."""
 
+from __future__ import annotations
+
+import os
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 
 from services.core.cycle.plan import Action, Plan, ProfileControls, SetControl, Start, name_of
 from services.core.cycle.snapshot import Curves, Gangs, ServiceInstance, SliceJob, Snapshot
 from services.core.domain.carbon import CarbonOutlook
 from services.core.domain.controls import ControlKind
 from services.core.domain.placement import Placement
+from services.scheduler.loop import Note
+from services.scheduler.planning.snapshot import Loaded
 
 UNRECORDED = ("guests", "shares", "reasons")  #: What ``run_cycle``, a policy's layer or the caller puts in
+
+
+def recorder() -> Note | None:
+    """Return what records the active rounds of a scheduler, if ``SCHEDULER_RECORD_DIR`` names a folder for them."""
+    folder = os.environ.get("SCHEDULER_RECORD_DIR")
+    return recording_to(Path(folder)) if folder else None
+
+
+def recording_to(folder: Path) -> Note:
+    """Return a function that writes each round to a file of its own."""
+
+    def record(loaded: Loaded, plan: Plan) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        round_record = {
+            "policy": loaded.policy,
+            "parameters": loaded.parameters,
+            "memory": loaded.memory,
+            "snapshot": snapshot_to_json(loaded.snapshot),
+            "plan": plan_to_json(plan),
+        }
+        path = folder / f"round-{loaded.snapshot.version:012d}.json"
+        path.write_bytes(orjson.dumps(round_record))
+
+    return record
 
 
 def snapshot_to_json(snapshot: Snapshot) -> dict[str, Any]:
