@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from lab.solvers.checking import violation
 from services.core.domain.arrays import Floats
 from services.core.domain.solving import Backend, SolveStatus
 from services.core.solvers import highs
@@ -98,7 +99,7 @@ def _answer(
             note = f"CBC ended with: {pulp.LpStatus[problem.status]}"
             return solution_of(model, SolveStatus.FAILED, Backend.CBC, note=note)
     values = _values(model, columns)
-    if problem.sol_status == pulp.LpSolutionIntegerFeasible and model.violation(values) <= ACCEPTED_VIOLATION:
+    if problem.sol_status == pulp.LpSolutionIntegerFeasible and violation(model, values) <= ACCEPTED_VIOLATION:
         return solution_of(model, SolveStatus.FEASIBLE, Backend.CBC, values=values, bound=bound)
     return solution_of(model, SolveStatus.TIME_LIMIT, Backend.CBC, bound=bound)
 
