@@ -11,7 +11,6 @@ EXTRA_OF = {
             "celery",
             "cryptography",
             "highspy",
-            "jinja2",
             "numpy",
             "prometheus_client",
             "scipy",
