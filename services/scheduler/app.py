@@ -30,7 +30,7 @@ from services.scheduler.explaining.reach import Judging
 from services.scheduler.figures import show_figures
 from services.scheduler.grid.openadr import OpenAdr
 from services.scheduler.grid.orders import GridOrders
-from services.scheduler.loop import Scheduler
+from services.scheduler.loop import Note, Scheduler
 from services.scheduler.planning.carbon import CarbonWatch
 from services.scheduler.planning.dry_run import DryRuns, LiveView
 from services.scheduler.power.hooks import build_hook
@@ -74,9 +74,10 @@ def create_app(settings: SchedulerSettings) -> FastAPI:
             simulator = client_of(session, settings, "simulator")
             app.state.explanations = Explanations(database, view, carbon, simulator)
             door = OpenAdr(settings, app.state.grid_orders)
-            notes = [each.value() for each in load_plugins("wattshift.rounds", FunctionType)]
-            note = next(filter(None, notes), None)
-            app.state.scheduler = Scheduler(settings, database, redis, carbon, hook, door, note)
+            notes: list[Note | None] = [each.value() for each in load_plugins("wattshift.rounds", FunctionType)]
+            app.state.scheduler = Scheduler(
+                settings, database, redis, carbon, hook, door, next(filter(None, notes), None)
+            )
             show_figures(app.state.metrics, database, redis, app.state.scheduler, settings)
             loop = asyncio.create_task(app.state.scheduler.run())
             yield

@@ -195,7 +195,7 @@ def test_a_missing_gurobi_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found.solver, found.objective, found.note) == (
         Backend.HIGHS,
         1,
-        "Gurobi is not installed (the extra `solvers`), so HiGHS solved it",
+        "Gurobi is not installed (the extra `solvers` of wattshift-lab), so HiGHS solved it",
     )
 
 
