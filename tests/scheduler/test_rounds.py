@@ -184,6 +184,27 @@ async def test_of_two_plans_from_one_version_one_is_written(world: World) -> Non
     assert len(await world.fetch("SELECT 1 FROM allocations")) == 1
 
 
+async def test_a_job_that_cannot_be_read_keeps_no_other_from_starting(world: World) -> None:
+    """As after an upgrade that was taken back: what the later release stored is held, or ends, and says so."""
+    later = 'UPDATE jobs SET spec = spec || \'{"environment": "of a later release"}\' WHERE id = $1'
+    await world.node("n1", 2)
+    started = await world.job()
+    await world.scheduler.turn()
+    await world.fetch(later, started)
+    await world.scheduler.turn()  # it has not begun: its command is to be sent again
+    unreadable, other = await world.job(), await world.job()
+    await world.fetch(later, unreadable)
+    world.scheduler._ingest._settings = world.settings.model_copy(update={"republish_after_s": 0.0})
+    await world.fetch("DELETE FROM outbox")
+
+    await world.scheduler.turn()
+
+    assert (await world.state(unreadable), await world.state(other)) == ("held", "starting")
+    (row,) = await world.fetch("SELECT reason, detail FROM jobs WHERE id = $1", unreadable)
+    assert row["reason"] == "start_failed"
+    assert row["detail"].startswith("This release cannot read the job: environment: ")
+
+
 async def test_a_recorded_round_replays_to_the_same_plan(postgres_url: str, redis_url: str, tmp_path: Path) -> None:
     url = fresh_database(postgres_url)
     async with a_world(url, redis_url, policy="green", record_dir=tmp_path, round_interval_s=1e-6) as world:

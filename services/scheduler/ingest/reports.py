@@ -77,27 +77,30 @@ class Ingest:
             finished = await gangs.finished_before(connection)
         moved = 0
         for gang in live:
-            facts = self._gang(
-                gang,
-                reports,
-                slice_lost=gang.id in lost_slices,
-                gpu_lost=lost_gpus.get(gang.id, ""),
-                finished_before=gang.job_id in finished,
-            )
-            match fate_of(facts):
-                case Run():
-                    moved += await self._run(gang)
-                case Stop(reason):
-                    moved += await self._stop(gang, reason)
-                case End():
-                    moved += await self._end(gang)
-                case None:
-                    said = controls.get(gang.id, {})
-                    await take_refusals(self._database, gang, said)
-                    # While a command is on its way to Redis, repeating it would only make the outbox longer.
-                    if gang.id not in unsent:
-                        await self._repeat(gang, reports, now_s)
-                        await self._set_again(gang, reports, said, now_s)
+            try:
+                facts = self._gang(
+                    gang,
+                    reports,
+                    slice_lost=gang.id in lost_slices,
+                    gpu_lost=lost_gpus.get(gang.id, ""),
+                    finished_before=gang.job_id in finished,
+                )
+                match fate_of(facts):
+                    case Run():
+                        moved += await self._run(gang)
+                    case Stop(reason):
+                        moved += await self._stop(gang, reason)
+                    case End():
+                        moved += await self._end(gang)
+                    case None:
+                        said = controls.get(gang.id, {})
+                        await take_refusals(self._database, gang, said)
+                        # While a command is on its way to Redis, repeating it would only make the outbox longer.
+                        if gang.id not in unsent:
+                            await self._repeat(gang, reports, now_s)
+                            await self._set_again(gang, reports, said, now_s)
+            except ValueError as error:  # of what another release has stored: it stops neither others nor rounds
+                log.error("gang.unreadable", allocation=gang.id, error=str(error)[:300])
         for job_id in finished:
             moved += await self._believe(job_id)
         names = {gang.id for gang in live}

@@ -10,13 +10,16 @@ from typing import Any
 
 import asyncpg
 import numpy as np
+from pydantic import ValidationError
 
 from services.contracts.engines import OURS
+from services.contracts.invalid import first_error
 from services.contracts.nodes import PowerState
 from services.core.cycle import plan as plans
 from services.core.cycle.grids import cluster_intensity
 from services.core.cycle.snapshot import Snapshot, Trigger
 from services.core.domain.ids import JobId, NodeId, allocation_id
+from services.core.domain.jobs import JobState
 from services.core.domain.reasons import Reason
 from services.db.database import Connection, Database
 from services.kit import traces
@@ -45,6 +48,10 @@ log = Log(__name__)
 
 class StalePlanError(Exception):
     """The cluster has changed since the snapshot; nothing was written. Routine: the round is repeated."""
+
+
+class _UnreadableError(Exception):
+    """A job to be started cannot be read, as one that a later release has stored: its id, and why."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +147,7 @@ async def apply(database: Database, decided: Decided, ports: tuple[int, int], me
         measured_values: How many values of a control a gang is measured at.
 
     Raises:
-        StalePlanError: the snapshot is out of date.
+        StalePlanError: the snapshot is out of date; or a job cannot be read, and is now held.
     """
     holds = [action for action in decided.plan.actions if isinstance(action, plans.Hold)]  # one for each job that waits
     rest: list[plans.Action] = []
@@ -174,6 +181,13 @@ async def apply(database: Database, decided: Decided, ports: tuple[int, int], me
         raise StalePlanError(str(error)) from error
     except asyncpg.UniqueViolationError as error:
         raise StalePlanError(f"a device or a job is taken: {error}") from error
+    except _UnreadableError as error:
+        job_id, detail = error.args
+        log.error("job.unreadable", job_id=job_id, error=detail)
+        async with database.transaction() as connection:  # the others are started without it
+            reason, detail = EndReason.START_FAILED.value, f"This release cannot read the job: {detail}."
+            await jobs.move(connection, job_id, [JobState.QUEUED], JobState.HELD, reason=reason, detail=detail)
+        raise StalePlanError(f"job {job_id} cannot be read") from error
     return Applied(
         round_number,
         len(starts),
@@ -222,21 +236,24 @@ async def _start(
         if any(share["node_id"] in asleep for share in shares):
             continue  # `Ingest` sends its commands when all of its nodes are awake, so that no rank waits for another
         with traces.span("job.start", parents.get(start.job_id), job_id=start.job_id, allocation_id=name) as span:
-            commands += start_commands(
-                allocation_id=name,
-                job_id=start.job_id,
-                generation=generation,
-                tenant_id=job.tenant_id,
-                spec=job.spec,
-                shares=shares,
-                master_addr=address,
-                master_port=port,
-                account=job.account,
-                uuids=uuids,
-                batch_size=batch_size,
-                packed=start.shares,
-                traceparent=span.traceparent,
-            )
+            try:
+                commands += start_commands(
+                    allocation_id=name,
+                    job_id=start.job_id,
+                    generation=generation,
+                    tenant_id=job.tenant_id,
+                    spec=job.spec,
+                    shares=shares,
+                    master_addr=address,
+                    master_port=port,
+                    account=job.account,
+                    uuids=uuids,
+                    batch_size=batch_size,
+                    packed=start.shares,
+                    traceparent=span.traceparent,
+                )
+            except ValidationError as error:
+                raise _UnreadableError(start.job_id, first_error(error)) from error
             log.info("job.start", job_id=start.job_id, allocation_id=name)
     packed = {gang.id for gang, start in zip(made, starts, strict=True) if start.shares}
     await gangs.insert(connection, made, hosts, packed)
