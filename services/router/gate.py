@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -18,13 +19,14 @@ from services.kit.edge.limits import ConcurrencyLimiter, RateLimiter
 from services.kit.logging import Log
 from services.kit.problems import ProblemError
 from services.kit.tokens import Incoming, refused
-from services.router.openai import DoorError
+from services.router.openai import NO_QUOTA, DoorError
 from services.router.settings import RouterSettings
 from services.router.turn import Received
 
 log = Log(__name__)
 
-MOST_COUNTS = 10_000  #: Aliases of keys whose requests are counted; the count of the one silent longest begins anew
+MOST_COUNTS = 10_000
+"""Aliases of keys whose requests are counted, and keys whose tokens are; that of the one silent longest begins anew."""
 
 
 class KeyRules:
@@ -33,6 +35,7 @@ class KeyRules:
     def __init__(self, limiter: RateLimiter) -> None:
         self._limiter = limiter
         self._counts: OrderedDict[tuple[str, str], int] = OrderedDict()
+        self._months: OrderedDict[tuple[str, str], list[int]] = OrderedDict()  # tokens used, and expected of the rest
 
     def admit(self, key: ResolvedKey) -> list[Header]:
         """Count a request; return the headers that say how many are left.
@@ -42,24 +45,55 @@ class KeyRules:
         """
         limits = key.key_limits
         if key.excess is not None:
-            raise DoorError(429, "insufficient_quota", key.excess)
+            raise DoorError(429, NO_QUOTA, key.excess)
         if limits.requests_per_min is None:
             return []
         return self._draw(key, "requests", limits.requests_per_min, 1)
 
     def take_tokens(self, received: Received, tokens: int) -> None:
-        """Count the tokens that are expected of a request; ``DoorError``: 429 if there are too many this minute."""
-        most = received.key.key_limits.tokens_per_min
-        if most is not None:
-            received.exchange.extra += self._draw(received.key, "tokens", most, tokens)
-            received.taken_tokens = tokens
+        """Count the tokens that are expected of a request.
+
+        Raises:
+            DoorError: 429: there are too many this minute, or those of this month are used up or may be by the requests
+                in service. What this process counts is known before admission's count says so.
+        """
+        limits = received.key.key_limits
+        if (month := self._month_of(received)) is not None and limits.month_tokens is not None:
+            most, used = limits.month_tokens, month[0]
+            if used >= most:
+                raise DoorError(429, NO_QUOTA, f"The budget of this key is {most} tokens a month; {used} are used.")
+            if sum(month) >= most:
+                message = f"What this key has in service may use up its budget of {most} tokens a month."
+                raise DoorError(429, "rate_limit_exceeded", message, retry_after_s=1)
+        if limits.tokens_per_min is not None:
+            received.exchange.extra += self._draw(received.key, "tokens", limits.tokens_per_min, tokens)
+        received.taken_tokens = tokens
+        if month is not None:
+            month[1] += tokens
 
     def settle(self, received: Received) -> None:
         """Count the tokens that a request has used in place of those that were expected of it."""
+        if received.taken_tokens is None:
+            return
         most = received.key.key_limits.tokens_per_min
-        if most is not None and received.taken_tokens is not None:
+        if most is not None:
             name = f"{received.key.identity.key_id} tokens"
             self._limiter.adjust(name, most, received.used_tokens - received.taken_tokens)
+        if (month := self._month_of(received)) is not None:
+            month[0] += received.used_tokens
+            month[1] = max(month[1] - received.taken_tokens, 0)  # its counts may have begun anew
+
+    def _month_of(self, received: Received) -> list[int] | None:
+        """Return the counts of a key in the month of a request; None if its tokens in a month are not limited."""
+        if received.key.key_limits.month_tokens is None:
+            return None
+        at = time.gmtime(received.at_utc_s)
+        name = received.key.identity.key_id, f"{at.tm_year}-{at.tm_mon}"
+        found = self._months.setdefault(name, [0, 0])
+        self._months.move_to_end(name)
+        if len(self._months) > MOST_COUNTS:
+            self._months.popitem(last=False)
+        return found
 
     def _draw(self, key: ResolvedKey, what: str, per_min: int, amount: int) -> list[Header]:
         left, full_s, wait_s = self._limiter.draw(f"{key.identity.key_id} {what}", per_min, amount)

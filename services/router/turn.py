@@ -67,7 +67,7 @@ class Received:
     at_utc_s: float  #: When it came, UTC seconds
     spare: Spare | None = None  #: Set for one that gets only what others leave free
     least_accuracy_pct: float = 0.0  #: Of variants of its model, only those that are as accurate may answer it
-    taken_tokens: int | None = None  #: How many its key's limit was charged before; None without such a limit
+    taken_tokens: int | None = None  #: How many its key's limits were charged before; None until then
     used_tokens: int = 0  #: How many it has used, all its tries together
     carrier: Carrier | None = None  #: Who sends it to its server; None if the router does
 
