@@ -18,6 +18,9 @@ APP_SECONDS = (
 )
 TOKENS_MS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0)
 
+MOST_SERIES = 10_000
+"""Combinations of labels of one metric: instances come and go. Beyond it the oldest is forgotten, and begins anew."""
+
 Labels = tuple[str, ...]
 Amounts = tuple[Labels, list[float]]
 
@@ -47,6 +50,7 @@ class Counter:
 
     def add(self, labels: Labels, amount: float = 1.0) -> None:
         self.values[labels] = self.values.get(labels, 0.0) + amount
+        _forget_oldest(self.values)
 
     def amounts(self) -> list[Amounts]:
         return [(labels, [value]) for labels, value in self.values.items()]
@@ -72,6 +76,7 @@ class Histogram:
         found = self._found.get(labels)
         if found is None:
             found = self._found[labels] = [0.0] * (len(self._bounds) + 2)
+            _forget_oldest(self._found)
         found[bisect_left(self._bounds, value)] += 1
         found[-1] += value
 
@@ -82,6 +87,7 @@ class Histogram:
         """Add another process's counts for one combination."""
         found = self._found.get(labels, [0.0] * len(amounts))
         self._found[labels] = [one + other for one, other in zip(found, amounts, strict=True)]
+        _forget_oldest(self._found)
 
     def lines(self) -> Iterator[str]:
         yield from _head(self.name, self._help, "histogram")
@@ -157,6 +163,11 @@ class Metrics:
     def lines(self, gauges: Iterable[Gauge]) -> Iterator[str]:
         for found in (*self.all().values(), *gauges):
             yield from found.lines()
+
+
+def _forget_oldest(found: dict[Labels, Any]) -> None:
+    if len(found) > MOST_SERIES:
+        del found[next(iter(found))]
 
 
 def _head(name: str, help_text: str, kind: str) -> tuple[str, str]:

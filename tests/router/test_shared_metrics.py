@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from services.router import metrics as router_metrics
 from services.router.metrics import ENDED, Gauge, Metrics, MetricsFolder
 
 LABELS = ("llama", "SS", "200")
@@ -38,3 +41,16 @@ def test_metrics_of_processes_are_added_up_and_stay_when_one_ends(tmp_path: Path
     assert (tmp_path / "metrics" / ENDED).exists()
     folder.begin()
     assert counted(folder) == (0, 0, [0, 0])
+
+
+def test_what_is_counted_of_servers_that_are_gone_does_not_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(router_metrics, "MOST_SERIES", 3)
+    metrics, total = Metrics(), Metrics()
+    for server in range(5):
+        metrics.blind.add((f"server_{server}", "here"))
+        metrics.gen_ai_first.observe(("llama", "chat", f"server_{server}", "here"), 0.1)
+    for labels, amounts in metrics.gen_ai_first.amounts():
+        total.gen_ai_first.merge((*labels[:3], "there"), amounts)
+        total.gen_ai_first.merge(labels, amounts)
+    assert [labels[0] for labels in metrics.blind.values] == ["server_2", "server_3", "server_4"]
+    assert len(metrics.gen_ai_first.amounts()) == len(total.gen_ai_first.amounts()) == 3
