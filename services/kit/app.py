@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from services.contracts.identity import REQUEST_ID_HEADER
 from services.kit import access, traces, tracing
 from services.kit.crowd import show_known
+from services.kit.edge.limits import ConcurrencyLimiter
 from services.kit.heads import Server, ServerConfig
 from services.kit.identity import CALLER
 from services.kit.logging import Log, configure_logging
@@ -45,6 +46,7 @@ log = Log(__name__)
 
 EXIT_NOT_STARTED = 3  #: As uvicorn itself ends where an application does not start
 
+AT_ONCE = 64  #: Unanswered requests of a node: a heartbeat, its energy, its streams, and gangs' secrets and files
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 
 ReadinessCheck = Callable[[], Awaitable[None]]
@@ -55,11 +57,13 @@ class ServiceTokenMiddleware:
     """Refuse requests without the signed token of a service that may make them.
 
     Who may is known by the app's ``state.incoming``, an ``Incoming`` or, on a node, its ``Enrolment``. Paths under
-    ``open_prefixes``, and those that ``open_paths`` matches in full, authenticate their callers themselves.
+    ``open_prefixes``, and those that ``open_paths`` matches in full, authenticate their callers themselves; of one
+    credential, ``AT_ONCE`` are let in, as each takes a place that others need. Who has not got it takes none of them.
     """
 
     def __init__(self, app: ASGIApp, open_prefixes: tuple[str, ...], open_paths: re.Pattern[str] | None) -> None:
         self._app, self._open_prefixes, self._open_paths = app, open_prefixes, open_paths
+        self._at_once = ConcurrencyLimiter(AT_ONCE, "requests", retry_after_s=1, whose="Caller")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -75,7 +79,16 @@ class ServiceTokenMiddleware:
                 access.note_caller(caller.identity, caller.service)
                 show_known(scope)
             elif path not in OPEN_PATHS:
-                await self._app(scope, receive, self._showing(scope, send))
+                own = f"{hash(dict(scope['headers']).get(b'authorization') or path):x}"  # it is shown
+                try:
+                    self._at_once.enter(own)
+                except ProblemError as error:
+                    await problem_response(error)(scope, receive, send)
+                    return
+                try:
+                    await self._app(scope, receive, self._showing(scope, send))
+                finally:
+                    self._at_once.leave(own)
                 return
         await self._app(scope, receive, send)
 

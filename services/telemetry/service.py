@@ -25,7 +25,6 @@ from services.db.database import Database, Record
 from services.db.job_inputs import sealed_secrets, upload_chunk
 from services.db.sealing import Sealer, SealError, open_instance_key
 from services.kit.command_stream import BATCH, BLOCK_MS
-from services.kit.edge.limits import ConcurrencyLimiter
 from services.kit.logging import Log
 from services.kit.problems import ProblemError, conflict, not_found, unavailable
 from services.kit.redis import hint
@@ -43,8 +42,6 @@ from services.telemetry.seals import Signer
 from services.telemetry.settings import TelemetrySettings
 
 log = Log(__name__)
-
-STREAMS_OF_A_NODE = 8  #: Requests for its streams that one node may have waiting; it has two streams
 
 
 def unknown_node() -> ProblemError:
@@ -86,7 +83,6 @@ class Telemetry:
             return dict(zip(known, receipts, strict=True))
 
         self.exports = LineExports(self.database)
-        self._reading = ConcurrencyLimiter(STREAMS_OF_A_NODE, "reads of its streams", whose="Node")
         self._beats = Batches(renew, unknown_node)
         self._energy = Batches(store, unknown_node)
 
@@ -175,16 +171,8 @@ class Telemetry:
         return await self.ledger.store(reporter, intervals)
 
     async def read_stream(self, node_id: str, token: str, read: StreamRead) -> StreamEntries:
-        """Relay a node's own stream to it, or remove a command that is done.
-
-        Raises:
-            ProblemError: 503 without Valkey, 429 while the node has too many requests that wait for entries.
-        """
+        """Relay a node's own stream to it, or remove a command that is done; ``ProblemError``: 503 without Valkey."""
         await self._check_node(node_id, token)
-        with self._reading.one_more(node_id):  # each takes one of the places that heartbeats of all nodes need
-            return await self._relay(node_id, token, read)
-
-    async def _relay(self, node_id: str, token: str, read: StreamRead) -> StreamEntries:
         redis: Any = self.redis  # the library's types do not know that its answers are awaited
         name, found = read.stream.name_of(node_id), None
         try:
