@@ -333,10 +333,6 @@ class ReportingAgent:
                 while await self._deliver_batch(limit):
                     limit = BATCH
             except ProblemError as error:
-                if error.status in _REFUSED and limit == 1:
-                    log.error("energy.refused", detail=error.detail)
-                    self.spool.reject()
-                    continue
                 if error.status in _REFUSED:
                     limit = 1  # find the one that is refused, and let the others pass
                     continue
@@ -344,13 +340,20 @@ class ReportingAgent:
             await wait_for(self._delivery_due, HOUSEKEEPING_S)
 
     async def _deliver_batch(self, limit: int) -> bool:
-        """Deliver the oldest intervals that are due; return True if there were any."""
+        """Deliver the oldest intervals that are due; return True if there were any. A single one may be refused."""
         batch = self._due(self.spool.batch(limit))
         if not batch:
             return False
-        await self.plane.report_energy(batch)
-        self.spool.acknowledge(len(batch))
-        self._delivered()
+        try:
+            await self.plane.report_energy(batch)
+        except ProblemError as error:
+            if error.status not in _REFUSED or limit > 1:
+                raise
+            log.error("energy.refused", detail=error.detail)
+            self.spool.reject(batch[0])
+        else:
+            self.spool.acknowledge(batch)
+            self._delivered()
         return True
 
     def _due(self, batch: list[EnergyInterval]) -> list[EnergyInterval]:

@@ -9,6 +9,7 @@ import asyncio
 import itertools
 import os
 from collections import Counter, deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,14 +82,14 @@ class Spool:
     def batch(self, limit: int) -> list[EnergyInterval]:
         return list(itertools.islice(self._pending, limit))
 
-    def acknowledge(self, count: int) -> None:
-        """Forget the oldest ``count`` intervals: the control plane has them."""
-        last: EnergyInterval | None = None
-        for _ in range(count):
-            last = self._pending.popleft()
-            self._count(last, -1)
-        if last is None:
+    def acknowledge(self, intervals: Sequence[EnergyInterval]) -> None:
+        """Forget intervals, of a batch or its first ones: the control plane has them. Some may have been lost since."""
+        if not intervals:
             return
+        last = intervals[-1]
+        for interval in intervals:
+            if self._pending and self._pending[0] is interval:
+                self._count(self._pending.popleft(), -1)
         try:
             mark = f"{last.boot_id} {last.sequence}".encode()
             files.replace(self._acknowledged_path, mark, durable=False)
@@ -97,15 +98,14 @@ class Spool:
         except OSError as error:
             log.warning("spool.acknowledgement_not_written", error=str(error))
 
-    def reject(self) -> None:
-        """Set the oldest interval aside: the control plane rejects it, and others are waiting behind it."""
-        interval = self._pending[0]
+    def reject(self, interval: EnergyInterval) -> None:
+        """Set an interval aside: the control plane rejects it, and others are waiting behind it."""
         try:
             with self._rejected_path.open("ab") as file:
                 file.write(interval.model_dump_json().encode() + b"\n")
         except OSError as error:
             log.warning("spool.rejected_not_written", error=str(error))
-        self.acknowledge(1)
+        self.acknowledge([interval])
 
     def _write(self, raw: bytes) -> None:
         descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o600)

@@ -50,13 +50,27 @@ async def test_what_was_acknowledged_does_not_come_again(tmp_path: Path) -> None
     made = await filled(tmp_path)
     assert made.batch(2) == [an_interval(0), an_interval(1, "a")]
     assert made.mentions("a")
-    made.acknowledge(2)
+    made.acknowledge(made.batch(2))
     assert not made.mentions("a")
     again = Spool(tmp_path)
     assert sequences(again) == [2, 3, 4]
     assert again.state == {"after": 4}
     (tmp_path / "energy.acknowledged").unlink()
     assert sequences(Spool(tmp_path)) == [0, 1, 2, 3, 4], "sent twice is better than lost"
+
+
+async def test_an_overflow_during_a_delivery_loses_no_more_than_what_overflowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spool, "_MOST_PENDING", 5)
+    made = await filled(tmp_path)
+    delivered, refused = made.batch(2), made.batch(3)[2]
+    for sequence in range(5, 9):
+        await made.append(an_interval(sequence), {"after": sequence})
+    made.acknowledge(delivered)
+    made.reject(refused)
+    assert sequences(made) == [4, 5, 6, 7, 8]
+    assert (tmp_path / "energy.rejected.jsonl").read_text() == refused.model_dump_json() + "\n"
 
 
 @pytest.mark.parametrize("cut", range(1, 60, 7))
@@ -74,7 +88,7 @@ async def test_a_line_torn_by_a_crash_was_never_there(tmp_path: Path, cut: int) 
 async def test_the_state_outlives_everything_that_is_delivered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spool, "_COMPACT_BYTES", 1_000)
     made = await filled(tmp_path, 20)
-    made.acknowledge(20)
+    made.acknowledge(made.batch(20))
     assert (tmp_path / "energy.jsonl").stat().st_size < 1_000
     again = Spool(tmp_path)
     assert (len(again), again.state) == (0, {"after": 19})
@@ -149,7 +163,7 @@ async def test_the_file_stays_small_also_where_something_always_waits(
     largest = 0
     for sequence in range(5, 100):
         await made.append(an_interval(sequence), {"after": sequence})
-        made.acknowledge(1)
+        made.acknowledge(made.batch(1))
         largest = max(largest, (tmp_path / "energy.jsonl").stat().st_size)
         if sequence % 10 == 0:
             again = Spool(tmp_path)
