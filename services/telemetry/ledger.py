@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from services.contracts.nodes import Basis, EnergyInterval, EnergyReceipt, EnergySource, Usage
@@ -159,6 +159,7 @@ class Ledger:
             devices, end_at = sorted({*usage.devices}), interval.end_at
             if usage.until is not None:
                 end_at = max(min(usage.until, end_at), interval.start_at)
+            start_at = min(_from(gang, interval), end_at)
             row = energy.UsageRow(
                 node_id=reporter.node_id,
                 cpu_source=interval.cpu_source or reporter.host_power,
@@ -167,7 +168,7 @@ class Ledger:
                 sequence=interval.sequence,
                 owner=owner,
                 job_id=gang.job_id if gang else None,
-                start_at=interval.start_at,
+                start_at=start_at,
                 end_at=end_at,
                 gpus=len(devices),
                 gpu_energy_j=gpu_j,
@@ -264,9 +265,8 @@ def _part(reported_j: float, most_w: float | None, within_s: float) -> float:
 def _of_the_living(reporter: Reporter, interval: EnergyInterval, gangs: _Gangs) -> list[Usage]:
     """Return the usages of an interval; one that names a gang that was not there is idle.
 
-    If an interval goes on after a gang's end for longer than an agent takes to know of it, the part after the end is
-    idle, with power taken as even. An agent that modelled over an absence, or measures for an engine, has done so
-    already.
+    If an interval begins before a gang or goes on after its end by more than an agent takes to know, that part is idle,
+    with power taken as even. An agent that modelled over an absence, or measures for an engine, has done so already.
     """
     usages: list[Usage] = []
     for usage in interval.usages:
@@ -278,15 +278,26 @@ def _of_the_living(reporter: Reporter, interval: EnergyInterval, gangs: _Gangs) 
         if is_early or (gang.ended_at is not None and interval.start_at >= gang.ended_at):
             log.warning("energy.outside_life", node=reporter.node_id, allocation_id=gang.id, at=str(interval.start_at))
             usages.append(_idle(usage, 1.0))
-        elif gang.ended_at is not None and usage.until is None and interval.end_at > gang.ended_at + _KNOWN_LATE:
-            log.warning("energy.outside_life", node=reporter.node_id, allocation_id=gang.id, at=str(gang.ended_at))
-            is_shared = usage.source is EnergySource.MODELLED or reporter.engine_node is not None
-            rest = 0.0 if is_shared else (interval.end_at - gang.ended_at).total_seconds() / length_s(interval)
-            usages.append(part_of(usage, 1 - rest, devices=usage.devices, until=gang.ended_at, basis=Basis.LIFE))
-            usages.append(_idle(usage, rest))
-        else:
+            continue
+        until, outside_s = usage.until, (_from(gang, interval) - interval.start_at).total_seconds()
+        if gang.ended_at is not None and until is None and interval.end_at > gang.ended_at + _KNOWN_LATE:
+            until = gang.ended_at
+            if usage.source is not EnergySource.MODELLED:
+                outside_s += (interval.end_at - gang.ended_at).total_seconds()
+        if not outside_s and until == usage.until:
             usages.append(usage)
+            continue
+        log.warning("energy.outside_life", node=reporter.node_id, allocation_id=gang.id, at=str(until))
+        rest = 0.0 if reporter.engine_node is not None else min(outside_s / length_s(interval), 1.0)
+        usages.append(part_of(usage, 1 - rest, devices=usage.devices, until=until, basis=Basis.LIFE))
+        usages.append(_idle(usage, rest))
     return usages
+
+
+def _from(gang: energy.GangRow | None, interval: EnergyInterval) -> datetime:
+    """Return when an interval is a gang's from: later than its start where the gang began later by more than clocks."""
+    began_at = interval.start_at if gang is None or gang.began_at is None else gang.began_at
+    return began_at if interval.start_at < began_at - _KNOWN_LATE else interval.start_at
 
 
 def _idle(usage: Usage, share: float) -> Usage:

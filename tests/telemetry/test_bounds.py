@@ -108,6 +108,20 @@ async def test_no_interval_is_so_long_that_hardware_can_use_anything_in_it(plane
     assert line["reported_energy_j"] == 9e11
 
 
+async def test_the_first_interval_of_a_node_has_no_time_before_it_was_one(plane) -> None:
+    agent = await bounded(plane)
+    t = utc_now().timestamp()
+    async with plane.database.connection() as connection:
+        await connection.execute(
+            "INSERT INTO node_credentials (node_id, credential_sha256, redis_sha256, enrolment, enrolled_at) "
+            "VALUES ('n0', '', '', '', to_timestamp($1))",
+            t - 100,
+        )
+    await agent.report(agent.interval(t - 86_400, t, usage(None, 9e11), metered_j=9e11))
+    (line,) = await lines(plane)
+    assert (line["gpu_energy_j"], line["basis"]) == (pytest.approx(100 * MOST_GPU_W), "hardware")
+
+
 async def test_a_long_interval_has_no_time_that_was_booked_before(plane) -> None:
     """A node was away since its last interval, or it was not away."""
     agent = await bounded(plane)
@@ -217,6 +231,19 @@ async def test_energy_before_a_gang_was_there_is_idle(plane) -> None:
     assert (early["owner"], early["job_id"], early["basis"], early["gpu_energy_j"]) == ("", None, "life", 1_000)
     assert (its["job_id"], its["basis"], its["gpu_energy_j"]) == (job, None, 500)
     assert (await node(plane))["marked_intervals"] == 0, "its meters are right"
+
+
+async def test_of_a_line_that_begins_before_its_gang_was_there_that_part_is_idle(plane) -> None:
+    agent = await bounded(plane)
+    t = utc_now().timestamp() - 1_000
+    job, gang = await a_gang(plane, agent, began_s=t + 300, ended_s=t + 400)
+    await agent.report(agent.interval(t, t + 600, usage(gang, 60_000), usage(None, 90, gpus=3)))
+    idle, its = await lines_in_order(plane)
+    assert (its["gpu_energy_j"], its["basis"]) == (pytest.approx(10_000), "life")
+    assert (its["start_at"].timestamp(), its["end_at"].timestamp()) == (pytest.approx(t + 300), pytest.approx(t + 400))
+    assert idle["gpu_energy_j"] == pytest.approx(50_000 + 90)
+    assert (await figures(plane, job))["gpu_s"] == pytest.approx(100)
+    assert await broken(plane) == {}
 
 
 async def test_of_a_line_that_goes_on_after_the_end_the_rest_is_idle(plane) -> None:

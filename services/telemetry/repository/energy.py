@@ -21,8 +21,9 @@ ON CONFLICT DO NOTHING RETURNING node_id, boot_id, sequence
 """
 
 BOOKED_THROUGH = """
-SELECT node_id, max(end_at) FROM energy_intervals
- WHERE node_id = ANY($1::text[]) AND boot_id <> 'power' AND end_at <= now() GROUP BY node_id
+SELECT n.id, coalesce((SELECT max(end_at) FROM energy_intervals i
+                        WHERE i.node_id = n.id AND i.boot_id <> 'power' AND i.end_at <= now()), c.enrolled_at)
+  FROM unnest($1::text[]) AS n (id) LEFT JOIN node_credentials c ON c.node_id = n.id
 """
 
 GANGS = f"""
@@ -248,9 +249,9 @@ async def store_intervals(connection: Connection, intervals: Sequence[IntervalRo
 
 
 async def booked_through(database: Database, node_ids: Collection[str]) -> dict[str, datetime]:
-    """Return the end of the newest interval of each of these nodes that has any."""
+    """Return the end of the newest interval of each of these nodes, or when it became one; left out if neither is."""
     async with database.connection() as connection:
-        return {row[0]: row[1] for row in await connection.fetch(BOOKED_THROUGH, sorted(node_ids))}
+        return {row[0]: row[1] for row in await connection.fetch(BOOKED_THROUGH, sorted(node_ids)) if row[1]}
 
 
 async def gangs_on(connection: Connection, named: Collection[tuple[str, str]]) -> dict[tuple[str, str], GangRow]:
