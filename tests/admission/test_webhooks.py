@@ -454,6 +454,20 @@ async def test_a_ping_says_at_once_what_became_of_it(post: Post) -> None:
     await post.execute("DELETE FROM webhooks WHERE id = $1", made["id"])
 
 
+async def test_a_webhook_that_is_deleted_while_it_is_tried_is_not_found(
+    post: Post, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, send = await post.create(), Sender.send_once
+
+    async def late(sender: Sender, *given: Any) -> None:
+        await post.execute("DELETE FROM webhooks WHERE id = $1", made["id"])
+        await send(sender, *given)
+
+    monkeypatch.setattr(Sender, "send_once", late)
+    answer = await post.ask("POST", f"/v1/webhooks/{made['id']}/test")
+    assert (answer.status_code, answer.json()["detail"]) == (404, "There is no such webhook.")
+
+
 async def test_an_exceeded_budget_is_sent_once_a_month(post: Post) -> None:
     made = await post.create(events=["budget.exceeded"], project="vision")
     for project in ("vision", "speech"):

@@ -394,7 +394,9 @@ async def _use(world: _World, which: int, webhook: str, process: Any, sender: Se
 
 async def _try(world: _World, sender: Sender, delivery: NewDelivery) -> None:
     with suppress(ConnectionError):
-        await sender.send_once(delivery)
+        async with _Engine(world).begin() as connection:
+            attempt = await _Repository(connection).claim_new(delivery, sender.lease_s)
+        await sender.send_once(attempt)
         message = world.messages[delivery.id]
         has_taken = world.answered.get(message.id) in range(200, 300)
         is_told = message.state == ("delivered" if has_taken else "failed") or message.attempts > 1

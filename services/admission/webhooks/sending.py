@@ -16,7 +16,7 @@ import aiohttp
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from services.admission.repository.access import write_audit
-from services.admission.repository.webhooks import Attempt, NewDelivery, WebhookRepository
+from services.admission.repository.webhooks import Attempt, WebhookRepository
 from services.admission.webhooks.addresses import AddressRules, ForbiddenAddressError, checked_session, forbidden
 from services.contracts.identity import Identity, Role
 from services.contracts.webhooks import ID_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER
@@ -135,16 +135,14 @@ class Sender:
     async def send(self, webhook_id: str) -> int:
         """Attempt the next messages of a webhook; return how many there were."""
         async with self._engine.begin() as connection:
-            attempts = await WebhookRepository(connection).claim(webhook_id, batch=BATCH, lease_s=self._lease_s)
+            attempts = await WebhookRepository(connection).claim(webhook_id, batch=BATCH, lease_s=self.lease_s)
         outcomes = await asyncio.gather(*(self._attempt(attempt) for attempt in attempts), return_exceptions=True)
         if failed := [each for each in outcomes if each is not None]:
             raise failed[0]  # now that none of the others goes on alone
         return len(attempts)
 
-    async def send_once(self, delivery: NewDelivery) -> None:
+    async def send_once(self, attempt: Attempt) -> None:
         """Attempt a message once, whether or not its webhook is enabled."""
-        async with self._engine.begin() as connection:
-            attempt = await WebhookRepository(connection).claim_new(delivery, self._lease_s)
         outcome = await self._post(attempt)
         async with self._engine.begin() as connection:
             repository = WebhookRepository(connection)
@@ -154,7 +152,8 @@ class Sender:
             await repository.end(attempt, state, outcome.status, outcome.error)
 
     @property
-    def _lease_s(self) -> float:
+    def lease_s(self) -> float:
+        """How long an attempt is this process's."""
         return self._rules.timeout_s + LEASE_MARGIN_S
 
     async def _attempt(self, attempt: Attempt) -> None:

@@ -179,12 +179,12 @@ class Webhooks:
 
     async def test(self, caller: Identity, webhook_id: str) -> webhooks.WebhookDelivery:
         """Send a test message once, and return its outcome."""
+        ping = webhooks.PingMessage(timestamp=utc_now(), data=webhooks.Ping(webhook_id=webhook_id))
+        delivery = delivery_of(webhook_id, ping)
         async with self._engine.begin() as connection:
             await self._lock(connection, caller, webhook_id)
-        delivery = delivery_of(
-            webhook_id, webhooks.PingMessage(timestamp=utc_now(), data=webhooks.Ping(webhook_id=webhook_id))
-        )
-        await self._sender.send_once(delivery)
+            attempt = await WebhookRepository(connection).claim_new(delivery, self._sender.lease_s)
+        await self._sender.send_once(attempt)
         async with self._engine.connect() as connection:
             return found(await WebhookRepository(connection).delivery(delivery.id), "webhook")
 
