@@ -68,9 +68,13 @@ async def for_all_users() -> None:
 T = TypeVar("T")
 
 
-def one_page(found: Sequence[T], limit: int, position: Callable[[T], str]) -> tuple[list[T], str | None]:
-    """Return a page from the result of a query for one item more than its limit, and the cursor of the next page."""
-    return [*found[:limit]], write_cursor(position(found[limit - 1])) if len(found) > limit else None
+def one_page(found: Sequence[T | None], limit: int, position: Callable[[T], str]) -> tuple[list[T], str | None]:
+    """Return a page from the result of a query for one item more than its limit, and the cursor of the next page.
+
+    None stands for an item that cannot be read: it is left out.
+    """
+    page = [each for each in found[:limit] if each is not None]
+    return page, write_cursor(position(page[-1])) if len(found) > limit and page else None
 
 
 def not_a_cursor() -> ProblemError:

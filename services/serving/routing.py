@@ -24,6 +24,7 @@ from services.db.sealing import Sealer, SealError, open_instance_key
 from services.kit.logging import Log
 from services.kit.networks import is_within, read_networks
 from services.kit.problems import ProblemError, conflict, invalid
+from services.kit.readable import readable
 from services.kit.routes import one_page, read_cursor
 from services.serving.carbon import CarbonZones, Intensities
 from services.serving.fleets.problem import idle_w_of
@@ -32,7 +33,6 @@ from services.serving.repository import ServingRepository
 from services.serving.repository.apps import AppRecord
 from services.serving.repository.fleets import variant_and_slice
 from services.serving.repository.routing import PoolRow, ServerRow
-from services.serving.repository.specs import readable
 from services.serving.settings import ServingSettings
 
 log = Log(__name__)

@@ -298,3 +298,45 @@ async def test_a_repeated_submission_is_answered_although_its_names_have_become_
     await admission.submit({"name": "prep"}, tenant=tenant)
     (again,) = await admission.submit_all(an_entry({"after": {"ok": "prep"}}, key="again", tenant=tenant))
     assert again == first.model_copy(update={"replayed": True})
+
+
+async def test_what_cannot_be_read_keeps_nothing_else_from_being_listed(admission: Admission) -> None:
+    """Such as what a later release stored, before the installation went back to this one."""
+    name = await admission.make_tenant("readers")
+    jobs = [await admission.submit(tenant=name) for _ in range(3)]
+    arrays = [await _submit(admission, "0-1", name) for _ in range(3)]
+    hooks = [f"webhook_{number:026}" for number in range(2)]
+    for hook, at in zip(hooks, ("job.ended", "of a later release"), strict=True):
+        query = "INSERT INTO webhooks (id, tenant_id, url, events, secret_sha256) VALUES ($1, $2, 'https://a', $3, '')"
+        await admission.database.execute(query, hook, name, [at])
+    keys: list[str] = []
+    for _ in range(2):
+        key = await admission.ask("POST", "/v1/keys", role="admin", json={"tenant_id": name})
+        keys.append(key.json()["id"])
+    later = '{"of": "a later release", "env": 5, "max_gpus": [], "models": 5}'
+    for query, at in (
+        ("UPDATE jobs SET spec = $1 WHERE id = $2", jobs[1]),
+        ("UPDATE jobs SET spec = $1 WHERE array_id = $2", arrays[1]),
+        ("UPDATE job_arrays SET spec = $1 WHERE id = $2", arrays[1]),
+        ("UPDATE api_keys SET limits = $1 WHERE id = $2", keys[1]),
+        ("UPDATE tenants SET limits = $1 WHERE id = $2", await admission.make_tenant("unread")),
+    ):
+        await admission.database.execute(query, later, at)
+
+    async def listed(path: str, role: str = "user") -> list[str]:
+        found: list[str] = []
+        cursor = ""
+        while True:
+            answer = await admission.ask("GET", f"{path}{cursor}", tenant=name, role=role)
+            assert answer.status_code == 200, answer.text
+            found += [item["id"] for item in answer.json()["items"]]
+            if (following := answer.json().get("next_cursor")) is None:
+                return found
+            cursor = f"&cursor={following}"
+
+    assert await listed("/v1/jobs?limit=2&tasks=false") == [jobs[2], jobs[0]]
+    assert await listed("/v1/arrays?limit=2") == [arrays[2], arrays[0]]
+    assert await listed("/v1/webhooks") == [hooks[0]]
+    tenants, known = await listed("/v1/tenants?limit=2", "admin"), await listed("/v1/keys?limit=2", "admin")
+    assert ("readers" in tenants, "unread" in tenants) == (True, False)
+    assert (keys[0] in known, keys[1] in known) == (True, False)

@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 from sqlalchemy import Executable
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from services.kit.readable import each_readable
+
 T = TypeVar("T")
 
 
@@ -21,6 +23,11 @@ class Repository:
 
     async def _all(self, query: Executable, made_of: Callable[[Any], T]) -> list[T]:
         return [made_of(dict(row)) for row in (await self._connection.execute(query)).mappings()]
+
+    async def _listed(self, query: Executable, made_of: Callable[[Any], T], what: str) -> list[T | None]:
+        """Return what is made of each row; None for one that cannot be read."""
+        rows = (await self._connection.execute(query)).mappings()
+        return each_readable(rows, lambda row: made_of(dict(row)), lambda row: row["id"], what)
 
     async def _one(self, query: Executable, made_of: Callable[[Any], T]) -> T | None:
         row = (await self._connection.execute(query)).mappings().one_or_none()

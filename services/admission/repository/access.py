@@ -83,12 +83,12 @@ class AccessRepository(Repository):
         query = select(tenants).where(tenants.c.id == tenant_id)
         return await self._one(query.with_for_update(key_share=True) if lock else query, Tenant.as_stored)
 
-    async def tenants(self, after_id: str | None, limit: int) -> list[Tenant]:
+    async def tenants(self, after_id: str | None, limit: int) -> list[Tenant | None]:
         """Return up to ``limit`` tenants in order of id, after ``after_id``."""
         query = select(tenants).order_by(tenants.c.id).limit(limit)
         if after_id is not None:
             query = query.where(tenants.c.id > after_id)
-        return await self._all(query, Tenant.as_stored)
+        return await self._listed(query, Tenant.as_stored, "tenant")
 
     async def set_limits(self, tenant_id: str, limits: TenantLimits) -> None:
         """Replace a tenant's limits."""
@@ -175,12 +175,12 @@ class AccessRepository(Repository):
         )
         return sorted((await self._connection.execute(query)).scalars())
 
-    async def keys(self, before_id: str | None, limit: int) -> list[ApiKey]:
+    async def keys(self, before_id: str | None, limit: int) -> list[ApiKey | None]:
         """Return up to ``limit`` keys, newest first, before ``before_id``."""
         query = _KEYS.order_by(api_keys.c.id.desc()).limit(limit)
         if before_id is not None:
             query = query.where(api_keys.c.id < before_id)
-        return await self._all(query, ApiKey.as_stored)
+        return await self._listed(query, ApiKey.as_stored, "key")
 
     async def audit(self, asked: AuditQuery, before: int | None, limit: int) -> list[tuple[int, AuditEntry]]:
         """Return up to ``limit`` of the entries asked for, newest first, before ``before``, with their places."""

@@ -19,6 +19,7 @@ from services.contracts.jobs import JobArray, JobFootprint, JobSpec
 from services.contracts.queries import ArrayQuery
 from services.core.domain.jobs import JobState
 from services.db.tables import jobs
+from services.kit.readable import each_readable
 
 _COUNTS = ", ".join(f"count(*) FILTER (WHERE j.state = '{state}') AS {state}" for state in JobState)
 
@@ -118,25 +119,30 @@ _LIVE_FIRST = ("running", "starting", "preempting", "queued", "held")
 class ArrayRepository(Repository):
     """Arrays, and their tasks together."""
 
-    async def page(self, wanted: ArrayQuery) -> list[JobArray]:
-        """Return a page of arrays and one more, newest first; ``cursor`` is the id of the last of the page before."""
+    async def page(self, wanted: ArrayQuery) -> list[JobArray | None]:
+        """Return a page of arrays and one more, newest first; ``cursor`` is the id of the last of the page before.
+
+        None stands for one that cannot be read.
+        """
         given = {name: value for name in _CONDITIONS if (value := getattr(wanted, name, None))}
         if wanted.label:
             labels: dict[str, str | list[str]] = {}
             for key, value in labels_of(wanted.label):  # no array has two values of one key, and none has a list
                 labels[key] = value if labels.get(key, value) == value else [value]
             given["label"] = json.dumps(labels)
-        return await self._found(given, wanted.limit + 1)
+        rows = await self._found(given, wanted.limit + 1)
+        return each_readable(rows, _array, lambda row: row.id, "array")
 
     async def find(self, array_id: str, caller: Identity) -> JobArray | None:
         """Return an array if it exists and the caller may see it."""
         given = {"id": array_id, "tenant": caller.only_tenant, "project": caller.project}
-        return next(iter(await self._found({name: value for name, value in given.items() if value}, 1)), None)
+        rows = await self._found({name: value for name, value in given.items() if value}, 1)
+        return next(map(_array, rows), None)
 
-    async def _found(self, given: dict[str, Any], limit: int) -> list[JobArray]:
+    async def _found(self, given: dict[str, Any], limit: int) -> Sequence[Row[Any]]:
         query = _ARRAYS.format(conditions=" AND ".join(map(_CONDITIONS.__getitem__, given)) or "true")
         typed = text(query).columns(spec=JSONB, waiting=JSONB)
-        return [_array(row) for row in await self._connection.execute(typed, {**given, "limit": limit})]
+        return (await self._connection.execute(typed, {**given, "limit": limit})).all()
 
     async def lock_tasks(self, array_id: str) -> list[Steered]:
         """Lock all tasks until the transaction ends; return the states they are in, each once."""

@@ -29,6 +29,7 @@ from services.db.tables import (
     reported_work,
     users,
 )
+from services.kit.readable import each_readable
 
 _FINAL = [state.value for state in JobState if state.is_final]
 _with_gangs = jobs.outerjoin(live_gangs, live_gangs.c.job_id == jobs.c.id)
@@ -146,10 +147,10 @@ def _agent(found: Any) -> Agent:
 class JobRepository(Repository):
     """Single jobs, and pages of them."""
 
-    async def page(self, wanted: JobQuery) -> list[Job]:
-        """Return a page of jobs and one more, newest first."""
+    async def page(self, wanted: JobQuery) -> list[Job | None]:
+        """Return a page of jobs and one more, newest first; None for one that cannot be read."""
         query = _WITH_ALL.where(*conditions(wanted)).order_by(jobs.c.id.desc()).limit(wanted.limit + 1)
-        return [_job(row) for row in await self._connection.execute(query)]
+        return each_readable(await self._connection.execute(query), _job, lambda row: row.id, "job")
 
     async def counts(self, caller: Identity) -> JobCounts:
         """Count the jobs that have not ended and that the caller may see."""

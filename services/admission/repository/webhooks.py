@@ -148,7 +148,7 @@ class WebhookRepository(Repository):
         query = select(webhooks).order_by(webhooks.c.id)
         if tenant_id is not None:
             query = query.where(webhooks.c.tenant_id == tenant_id)
-        return await self._all(query, _webhook)
+        return [each for each in await self._listed(query, _webhook, "webhook") if each is not None]
 
     async def count(self, tenant_id: str) -> int:
         """Return how many webhooks a tenant has; the tenant's row is locked, so that none is added meanwhile."""

@@ -18,6 +18,7 @@ from services.core.domain.serving import WINDOW_S
 from services.kit.background.queue import WorkStore
 from services.kit.logging import Log
 from services.kit.problems import ProblemError
+from services.kit.readable import readable
 from services.kit.repeating import When, each_apart, repeat
 from services.serving.carbon import Intensities
 from services.serving.planning.events import Present, Standing, event_of, mean_qps
@@ -25,7 +26,6 @@ from services.serving.planning.plans import Plans
 from services.serving.repository import Queries, ServingRepository
 from services.serving.repository.cluster import read_cluster
 from services.serving.repository.plans import MadePlan
-from services.serving.repository.specs import readable
 from services.serving.settings import ServingSettings
 
 log = Log(__name__)

@@ -9,7 +9,8 @@ from sqlalchemy import Row, text
 
 from services.contracts.batches import LineError
 from services.contracts.identity import Identity
-from services.serving.repository.specs import Rows, readable
+from services.kit.readable import readable
+from services.serving.repository.specs import Rows
 
 _OPEN = text("""
 SELECT b.*, extract(epoch FROM b.expires_at - now())::float8 AS left_s, l.model, coalesce(l.waiting, 0) AS waiting,

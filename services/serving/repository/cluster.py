@@ -14,11 +14,11 @@ from services.contracts.serving import PoolPartition, PoolSpec
 from services.core.domain.serving import WINDOW_S
 from services.db.database import connect
 from services.db.job_specs import PREEMPTIBLE
+from services.kit.readable import readable
 from services.serving.instances import APP_PREFIX, InstanceTerms
 from services.serving.planning.cluster import Cluster, ClusterNode, Need, PoolNeeds
 from services.serving.planning.demand import HISTORY_S, RequestLog
 from services.serving.planning.problem import Running
-from services.serving.repository.specs import readable
 
 PAGE = 24
 

@@ -25,6 +25,7 @@ from services.contracts.serving import (
 from services.core.domain.jobs import JobState
 from services.core.domain.reasons import Reason
 from services.db.tables import pool_instances
+from services.kit.readable import readable
 from services.serving.controller.advance import Change
 from services.serving.controller.diff import Combination, Life
 from services.serving.instances import (
@@ -39,7 +40,7 @@ from services.serving.instances import (
     read_terms,
 )
 from services.serving.repository.pools import PoolRecord
-from services.serving.repository.specs import Rows, readable, record_of
+from services.serving.repository.specs import Rows, record_of
 
 _POOLS = "SELECT name, tenant_id, spec::text AS spec, revision, plan_id, deleted_at, created_at, updated_at FROM pools"
 ALL_POOLS = text(f"{_POOLS} ORDER BY name")

@@ -1,8 +1,7 @@
 """Queries on what people name and specify, whatever it is: pools, fleets, applications and registered endpoints."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from functools import lru_cache
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 from pydantic import BaseModel
@@ -11,10 +10,8 @@ from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from services.contracts.identity import Identity
-from services.kit.logging import Log
 from services.kit.problems import not_found
-
-log = Log(__name__)
+from services.kit.readable import each_readable, readable
 
 Lock = Literal["share", "update", "free"]
 """``share`` keeps a row from being changed, ``update`` also from being locked; ``free`` passes over one that is."""
@@ -35,22 +32,6 @@ def record_of(kind: type[D], row: RowMapping, **read: Any) -> D:
     """Return a row as a record: each field is the column of the same name, except for those given."""
     columns = {each.name: row[each.name] for each in fields(kind) if each.name not in read}
     return kind(**columns, **read)
-
-
-@lru_cache(maxsize=1_000)
-def _say_once(what: str, name: str, error: str) -> None:
-    log.error("row.unreadable", what=what, name=name, error=error)
-
-
-def readable(rows: Iterable[T], read: Callable[[T], R], name: Callable[[T], str], what: str) -> list[R]:
-    """Return what is made of rows; one that cannot be read, as of another release, costs only itself and is logged."""
-    found: list[R] = []
-    for row in rows:
-        try:
-            found.append(read(row))
-        except Exception as error:  # whatever is wrong with one, the others are there
-            _say_once(what, name(row), str(error) or type(error).__name__)
-    return found
 
 
 class Rows:
@@ -98,9 +79,10 @@ class SpecRows(Rows, Generic[R]):
         rows = await self._rows(select(self.table).order_by(self.table.c.name))
         return readable(rows, self._record, lambda row: row["name"], self.what)
 
-    async def page(self, after: str | None, limit: int, caller: Identity | None = None) -> list[R]:
-        """Return rows by name; without a caller, those of all tenants."""
-        return await self._read(self._listed(select(self.table), after, limit, caller))
+    async def page(self, after: str | None, limit: int, caller: Identity | None = None) -> list[R | None]:
+        """Return rows by name; without a caller, those of all tenants. None for one that cannot be read."""
+        rows = await self._rows(self._listed(select(self.table), after, limit, caller))
+        return each_readable(rows, self._record, lambda row: row["name"], self.what)
 
     async def add(self, name: str, spec: BaseModel, caller: Identity, **columns: Any) -> bool:
         """Add a row, and return whether the name was free."""
