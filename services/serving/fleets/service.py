@@ -4,7 +4,8 @@ A *revision* counts the changes of a spec. A fleet is planned anew when its own 
 differs from the one that its newest plan was made for.
 """
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from services.contracts import apps
@@ -196,6 +197,7 @@ class Apps(Named[AppRecord, apps.App]):
         since = now - timedelta(seconds=WINDOW_S)
         seen = await queries.apps.seen(names, since)
         counts = await queries.instances.counts([record.key for record in records])
+        users = await queries.fleets.apps_of({record.fleet for record in records}, caller)
         shown: list[apps.App] = []
         for record in records:
             fleet = await queries.fleets.find(record.fleet)
@@ -210,7 +212,7 @@ class Apps(Named[AppRecord, apps.App]):
                     record,
                     is_deleted=record.deleted_at is not None,
                     only_proposes=fleet.only_proposes,
-                    plan=plan and show_plan(plan, {record.name: record.created_at}),
+                    plan=plan and show_plan(plan, {record.name: record.created_at}, users[record.fleet]),
                     running=ready,
                     instances=by_state(counts[record.key]),
                     traffic=_traffic(seen[record.name], now),
@@ -230,27 +232,45 @@ class Apps(Named[AppRecord, apps.App]):
             raise conflict(detail, errors=[FieldError(pointer="/fleet", detail=detail)])
 
 
-def show_plan(plan: PlanRecord, own: Mapping[str, datetime] | None = None) -> apps.FleetPlan:
-    """Return a plan as callers see it, with all applications or with those that are ``own``, by when they were made."""
+def show_plan(
+    plan: PlanRecord, own: Mapping[str, datetime] | None = None, may_read: Collection[str] | None = None
+) -> apps.FleetPlan:
+    """Return a plan as callers see it, with all applications or with those that are ``own``, by when they were made.
+
+    Its sentences name no others, except for those that callers ``may_read`` of.
+    """
+    may_read = own if may_read is None else may_read
+    hidden = set[str]() if may_read is None else {*plan.basis.revisions} - {"", *may_read}
 
     def is_shown(app: ApplicationPlan | apps.AppEvaluation) -> bool:
         return own is None or (app.name in own and own[app.name] <= plan.made_at)  # before, it was another of that name
 
     def shown(evaluation: apps.FleetEvaluation) -> apps.FleetEvaluation:
-        return evaluation.model_copy(update={"applications": [*filter(is_shown, evaluation.applications)]})
+        seen = [*filter(is_shown, evaluation.applications)]
+        return evaluation.model_copy(update={"applications": seen, "detail": said(evaluation.detail)})
+
+    def said(detail: str | None) -> str | None:
+        for name in sorted(hidden, key=len, reverse=True) if detail else ():
+            detail = re.sub(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", "(another tenant's)", detail or "")
+        return detail
 
     result = None if plan.result is None else PartitionResult.as_stored(plan.result)
     is_open = plan.state is apps.FleetPlanState.CARRYING_OUT
     current, search = plan.progress.current if plan.progress and is_open else None, plan.search
     return apps.FleetPlan.of(
         plan,
+        detail=said(plan.detail),
         gpu=f"{current[0]}:{current[1]}" if current else None,
         layouts=_layouts(plan, result),
         recut=len(result.recut) if result else 0,
         applications=[*filter(is_shown, result.applications)] if result else [],
         search=search
         and search.model_copy(
-            update={"evaluations": [*map(shown, search.evaluations)], "present": shown(search.present)}
+            update={
+                "evaluations": [*map(shown, search.evaluations)],
+                "present": shown(search.present),
+                "detail": said(search.detail),
+            }
         ),
     )
 

@@ -188,8 +188,8 @@ def why_only_proposes(fleet: FleetState) -> str | None:
     model = fleet.record.spec.gpu_model
     if not can_be_sliced(model):
         return f"GPUs of model {model} cannot be cut into MIG slices: read sizes as percentages of CUDA MPS."
-    fixed = [app.name for app in fleet.apps if app.spec.mode is PlanMode.FIXED]
-    return f"The mode of application {fixed[0]} is fixed." if fixed else None
+    is_fixed = any(app.spec.mode is PlanMode.FIXED for app in fleet.apps)
+    return "The mode of one of its applications is fixed." if is_fixed else None  # whichever: all its users read this
 
 
 def rate_per_s(estimate: float, arrivals: Mapping[int, int], now_s: float) -> float:
