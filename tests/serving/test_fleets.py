@@ -325,7 +325,7 @@ async def test_an_application_whose_mode_is_fixed_gets_proposals_that_an_operato
     world.grid.gco2_per_kwh["GB"] = 400
     plan = await world.settle("proposed")
     shown = await world.apps.find("photos", ACME)
-    assert shown.only_proposes == "The mode of application photos is fixed."
+    assert shown.only_proposes == "The mode of one of its applications is fixed."
     assert shown.plan is not None
     assert shown.plan.applications[0].instances
     await world.turn(3)
@@ -512,10 +512,33 @@ async def test_a_tenant_sees_of_a_fleet_its_own_applications_alone(world: FleetW
         seen[caller.tenant_id] = [set(fleet.apps), *named]
     assert seen == {"ops": 3 * [{"photos", "streets"}], "acme": 3 * [{"photos"}], "umbra": 3 * [{"streets"}]}
 
+    detail = "It waits until a GPU can be spared within the SLA of photos, streets."
+    await world.database.execute("UPDATE fleet_plans SET detail = $1", detail)
+    for caller, app, sentence in (
+        (OPERATOR, "photos", detail),
+        (ACME, "photos", detail.replace("streets", "(another tenant's)")),
+        (other, "streets", detail.replace("photos", "(another tenant's)")),
+    ):
+        fleet = await world.fleets.find("edge", caller)
+        plans = await world.fleets.plans("edge", PageQuery(), caller)
+        shown = await world.apps.find(app, caller)
+        assert {plan and plan.detail for plan in (fleet.plan, plans.items[0], shown.plan)} == {sentence}
+
     await world.database.execute("UPDATE apps SET created_at = now() + interval '1 s' WHERE name = 'photos'")
     fleet = await world.fleets.find("edge", ACME)
     assert fleet.plan is not None
     assert fleet.plan.applications == [], "what it tells was of another one of that name"
+
+
+async def test_what_a_router_says_of_the_future_does_not_count(world: FleetWorld) -> None:
+    """It would be the present for as long as that router's clock is ahead."""
+    await world.fleets.put("edge", a_fleet(), OPERATOR)
+    await world.apps.put("photos", an_app(), ACME)
+    await world.settle()
+    with pytest.raises(ProblemError, match="Not yet"):
+        await world.see("photos", answers=1_000, latency_ms=50, at=datetime.now(UTC) + timedelta(hours=1))
+    await world.see("photos", answers=10, latency_ms=50, at=datetime.now(UTC) + timedelta(seconds=30))
+    assert await world.database.fetchval("SELECT sum(arrivals) FROM app_observations") == 10
 
 
 async def test_searches_that_another_process_decided_are_not_kept(world: FleetWorld) -> None:

@@ -19,10 +19,12 @@ from services.contracts.apps import (
 from services.core.accounting.carbon import carbon_gco2 as emissions_gco2
 from services.core.accounting.carbon import relative_change
 from services.core.policies.clover.objective import delta_accuracy_pct, delta_carbon_pct
+from services.kit.problems import invalid
 from services.serving.fleets.problem import idle_w_of
 from services.serving.repository import ServingRepository
 from services.serving.repository.apps import AppRecord, StepSeen
 from services.serving.repository.fleets import FleetRecord
+from services.serving.traffic import EARLY_S
 
 
 def percentile_ms(latency: Mapping[int, int], share: float) -> float | None:
@@ -51,9 +53,15 @@ def bucket_of(latency_ms: float) -> int:
 
 
 async def observe(repository: ServingRepository, report: AppObservations) -> None:
-    """Write what a router saw; applications that are gone are left out, and a window that is sent again is replaced."""
+    """Write what a router saw; applications that are gone are left out, and a window that is sent again is replaced.
+
+    Raises:
+        ProblemError: 422 for a window in the future, which would count as the present until it has passed.
+    """
     ids = {server.server for each in report.apps for server in each.servers}
     async with repository.writing() as queries:
+        if report.start_at > await queries.now() + timedelta(seconds=EARLY_S):
+            raise invalid("/start_at", "Not yet.")
         known = {app.name: app for app in await queries.apps.routed()}
         modes = await queries.apps.modes_of(ids)
         found: list[tuple[AppObservation, dict[str, int], float]] = []
