@@ -8,7 +8,7 @@ worker does not await are sent again, and counted; one that was answered twice k
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from services.contracts.identity import KeyLimits
@@ -19,7 +19,7 @@ from services.db.database import Connection, connect, ping
 from services.db.locks import BATCHES, try_session_lock
 from services.kit.ids import new_id
 from services.kit.logging import Log
-from services.kit.repeating import each_apart, repeat
+from services.kit.repeating import each_apart, pauses, repeat
 from services.kit.tasks import end_tasks
 from services.serving.batches.lines import LineReader
 from services.serving.batches.sending import Room, Sender, mean_intensity, serves
@@ -33,6 +33,7 @@ from services.serving.settings import ServingSettings
 log = Log(__name__)
 
 LOOK_S = 0.5
+FIRST_PAUSE_S = 2.0  #: Before a batch that could not begin or end is tried again; doubled each time
 NEXT_STEP_S = 60.0  #: By which the time at which a batch goes on may move unwritten
 FORGET_S = 600.0
 MARGIN_S = 3_600.0  #: Lines are planned to be answered so long before their batch expires
@@ -110,6 +111,8 @@ class BatchWorker:
         self._rooms: dict[tuple[str, str], Room] = {}
         self._next_s: dict[str, float] = {}  # as written
         self._forget_at_s = 0.0
+        self._again: dict[str, tuple[float, Iterator[float]]] = {}
+        """When batches that could not begin or end, as on a full disk, are tried again, and how long to wait then."""
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -137,9 +140,16 @@ class BatchWorker:
 
         limits = await self._limits(batches)
 
+        self._again = {batch.id: self._again[batch.id] for batch in batches if batch.id in self._again}
+
         async def look_at(batch: OpenBatch) -> None:
+            at_s, waits_s = self._again.get(batch.id, (0.0, pauses(FIRST_PAUSE_S)))
+            if time.monotonic() < at_s:
+                return
+            self._again[batch.id] = time.monotonic() + next(waits_s), waits_s  # unless this succeeds
             if not await self._begin_or_end(batch, table, limits):
                 running.append(batch)
+            del self._again[batch.id]
 
         async def begin_or_end() -> None:
             await each_apart(batches, look_at, failed="batches.batch_failed", name=lambda batch: batch.id)
