@@ -1,5 +1,6 @@
 """Every kind of solve. A new kind is a function of its problem, plus one entry here."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -51,10 +52,13 @@ def whole(
 ) -> Callable[[Message, Carbon], Awaitable[ProblemT]]:
     """Return a ``resolve`` for requests that contain everything; ``check`` refuses those that make no sense."""
 
-    async def resolve(request: Message, carbon: Carbon) -> ProblemT:
+    def made(request: Message) -> ProblemT:
         problem = kind.model_validate(request.model_dump())
         check(problem)
         return problem
+
+    async def resolve(request: Message, carbon: Carbon) -> ProblemT:
+        return await asyncio.to_thread(made, request)  # a large one takes a second, and others are waiting
 
     return resolve
 
