@@ -201,6 +201,15 @@ class WorkRepository:
         wanted = and_(work.c.id == work_id, work.c.state == background.WorkState.QUEUED)
         await self._change(update(work).where(wanted).values(enqueued_at=func.now()))
 
+    async def fairest(self, work_id: str) -> str:
+        """Return the waiting work of the tenant for whom a worker last began longest ago; ``work_id`` if none waits."""
+        work, others = self._work, self._work.alias()
+        last_at = select(func.max(others.c.started_at)).where(others.c.tenant_id == work.c.tenant_id).scalar_subquery()
+        waiting = select(work.c.id).where(work.c.state == background.WorkState.QUEUED, self._swept)
+        query = waiting.order_by(last_at.asc().nulls_first(), work.c.id).limit(1)
+        async with self._engine.connect() as connection:
+            return (await connection.execute(query)).scalar() or work_id
+
     async def claim(self, work_id: str, claim: str, lease_s: float) -> background.WorkRecord | None:
         """Take work that is queued, or whose worker's lease has expired; return it, or None."""
         work = self._work
@@ -282,6 +291,13 @@ class WorkRepository:
         """Delete work that ended that long ago, and return how many rows."""
         is_old = self._work.c.ended_at < _from_now(-86_400 * keep_days)
         return await self._change(delete(self._work).where(is_old, self._swept))
+
+    async def forget_older(self, tenant_id: str, *, keep: int) -> None:
+        """Delete a tenant's work that has ended, except its newest ``keep``."""
+        work = self._work
+        newest = select(work.c.id).where(work.c.tenant_id == tenant_id).order_by(work.c.id.desc())
+        is_older = work.c.id < newest.offset(keep - 1).limit(1).scalar_subquery()
+        await self._change(delete(work).where(work.c.tenant_id == tenant_id, work.c.state.not_in(LIVE), is_older))
 
     async def _submitted(self, connection: AsyncConnection, tenant_id: str, key: str, body_sha256: bytes) -> str | None:
         keys = self._submissions.c

@@ -20,11 +20,6 @@ _FORGET_INPUTS = text("""
     AND NOT EXISTS (SELECT FROM simulations s WHERE s.inputs @> ARRAY[i.sha256])
 """)
 
-_FORGET_OLDER = text("""
-    DELETE FROM simulations WHERE tenant_id = :tenant_id AND state NOT IN ('queued', 'running')
-    AND id NOT IN (SELECT id FROM simulations WHERE tenant_id = :tenant_id ORDER BY id DESC LIMIT :keep)
-""")
-
 SAVINGS_TENANT = "_savings"  #: Whose runs are the replays of days; names of tenants begin with a letter or a digit
 
 _FORGET_ENDED = text("""
@@ -58,8 +53,9 @@ class SimulationRepository(WorkRepository):
             return {row.sha256: gzip.decompress(row.content) for row in await connection.execute(query)}
 
     async def forget_older(self, tenant_id: str, *, keep: int) -> None:
-        """Delete a tenant's runs that have ended, except the newest ``keep``."""
-        await self._change(_FORGET_OLDER.bindparams(tenant_id=tenant_id, keep=keep))
+        """Delete a tenant's runs that have ended, except the newest ``keep``; no replays behind stored savings."""
+        if tenant_id != SAVINGS_TENANT:
+            await super().forget_older(tenant_id, keep=keep)
 
     async def forget_ended(self, keep_days: float) -> int:
         """Delete runs that ended at least ``keep_days`` ago, and files that no run uses; return the number of runs.

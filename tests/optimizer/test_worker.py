@@ -21,11 +21,13 @@ from optimizer_service.repository.lengths import solve_repository
 from optimizer_service.settings import OptimizerSettings
 from optimizer_service.worker import solve_worker
 from services.contracts.background import Draft, WorkProblem
+from services.contracts.identity import Identity, Role
 from services.core.domain.errors import DomainError
 from services.core.domain.solving import Progress, Report
 from services.db.background import WorkRepository
 from services.db.engine import create_engine
-from services.kit.background.work_queue import Sweeper
+from services.kit.background import work_queue
+from services.kit.background.work_queue import Sweeper, WorkQueue
 from services.kit.background.worker import PROGRESS_S
 from services.kit.ids import new_id
 from tests.optimizer.problems import a_bound
@@ -68,7 +70,7 @@ def sweeper(repository: WorkRepository) -> tuple[Sweeper, Messages]:
     return Sweeper("solve", repository, messages, settings), messages  # type: ignore[arg-type]
 
 
-async def stored(repository: WorkRepository, *intensities: float, key_id: str = "key") -> str:
+async def stored(repository: WorkRepository, *intensities: float, key_id: str = "key", tenant: str = "acme") -> str:
     request = CarbonBoundRequest.model_validate(a_bound(*intensities))
     assert request.intensity is not None
     problem = CarbonBoundProblem(
@@ -76,7 +78,7 @@ async def stored(repository: WorkRepository, *intensities: float, key_id: str = 
     )
     draft = Draft(
         id=new_id("solve"),
-        tenant_id="acme",
+        tenant_id=tenant,
         key_id=key_id,
         problem=WorkProblem(
             problem.model_dump(mode="json"),
@@ -173,6 +175,37 @@ async def test_a_claim_is_kept_while_a_solve_takes_its_time_and_noticed_when_los
     await working
     row = await repository.summary(solve_id)
     assert (row.state, row.columns["status"]) == ("running", None), "the answer of a lost claim is not written"
+
+
+async def test_tenants_take_turns_however_much_one_of_them_has_waiting(repository: WorkRepository) -> None:
+    many = [await stored(repository, at, tenant="acme") for at in (100.0, 200.0, 300.0)]
+    few = [await stored(repository, at, tenant="umbra") for at in (400.0, 500.0)]
+    taken: list[str] = []
+    for message in [*many, *few]:
+        taken.append(await repository.fairest(message))
+        assert await repository.claim(taken[-1], "claim", lease_s=60)
+    assert taken == [many[0], few[0], many[1], few[1], many[2]]
+    assert await repository.fairest(many[0]) == many[0], "none waits: it is claimed in vain"
+
+
+async def test_of_one_tenants_work_that_has_ended_only_so_much_is_kept(
+    repository: WorkRepository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(work_queue, "MOST_KEPT", 3)
+    queue = WorkQueue("solve", repository, Messages(), 100)  # type: ignore[arg-type]
+    caller = Identity(tenant_id="acme", role=Role.USER, key_id="key")
+    live, others = await stored(repository, 1.0), await stored(repository, 2.0, tenant="umbra")
+    ended = [await stored(repository, 10.0 + at) for at in range(5)]
+    for each in (*ended, others):
+        assert await repository.cancel(each, Identity(tenant_id="ops", role=Role.ADMIN, key_id="key"))
+
+    async def problem() -> WorkProblem:
+        return WorkProblem({}, b"of its own", {"kind": "carbon-bound"})
+
+    last, is_new = await queue.submit(caller, None, b"", problem)
+    assert is_new
+    left = {row.id for row in await repository.page(None, (), None, 100)}
+    assert left == {live, others, *ended[2:], last.id}
 
 
 async def test_a_lease_taken_while_the_clock_was_ahead_ends_in_its_time(repository: WorkRepository) -> None:

@@ -34,6 +34,9 @@ def sha256(kind: str, document: Any) -> bytes:
     return hashlib.sha256(kind.encode() + b"\0" + orjson.dumps(document, option=orjson.OPT_SORT_KEYS)).digest()
 
 
+MOST_KEPT = 1_000  #: Pieces of a tenant: each may hold megabytes, and what has ended is kept for weeks
+
+
 class WorkQueue:
     """One kind of work, such as ``solve``, which is also the prefix of its ids.
 
@@ -63,6 +66,7 @@ class WorkQueue:
             ProblemError: 422 for a key that was used with another body, 429 with too much pending, and what
                 ``resolve`` raises.
         """
+        await self._store.forget_older(caller.tenant_id, keep=MOST_KEPT)
         try:
             submitted = await self._submit(caller, key, body_sha256, resolve)
         except KeyReusedError as error:

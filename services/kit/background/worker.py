@@ -73,6 +73,10 @@ class Worker:
         self._thread = threading.Thread(target=self._loop.run_forever, name="claims", daemon=True)
         self._thread.start()
 
+    def run_fairest(self, work_id: str) -> None:
+        """Do the work, or in its place that of a tenant who has waited longer: each has its own message."""
+        self.run(self.ask(lambda: self._store.fairest(work_id)))
+
     def run(self, work_id: str) -> None:
         """Do the work, unless another worker is doing or has done it, or it was cancelled."""
         claim = new_id("claim")
