@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,9 @@ from services.contracts.codes import ProblemCode
 from wattshift import ApiError, Client, StrangerError, UnreachableError
 from wattshift.logins import Login, LoginsError, chosen_login
 from wattshift.sources import Archive, SourceError
+
+AWAY_S, AWAY_TRIES = 3.0, 100
+"""How often, and how many times, whoever waits for something asks a control plane that no longer answers."""
 
 DataDir = Annotated[
     Path | None, typer.Option("--data-dir", help="Folder for all state; by default WATTSHIFT_DATA_DIR, or .wattshift.")
@@ -196,6 +200,29 @@ class Gateway:
                 headers=None if key is None else {"idempotency-key": key},
                 retries=0 if key is None else None,
             )
+
+
+def each_time(gateway: Gateway, path: str, every_s: float) -> Iterator[Any]:
+    """Yield the JSON of a GET, and again after each pause; once it has answered, the control plane may be away."""
+    tries: int | None = None
+    while True:
+        try:
+            found = gateway.get(path)
+        except CliError as error:
+            if tries is None or tries == AWAY_TRIES or error.exit_code != EXIT_UNAVAILABLE:
+                raise
+            if not tries:
+                say_away(error)
+            tries += 1
+            time.sleep(AWAY_S)
+        else:
+            tries = 0
+            yield found
+            time.sleep(every_s)
+
+
+def say_away(error: CliError) -> None:
+    say(f"wattshift: {error}; it is asked again for {AWAY_TRIES * AWAY_S / 60:g} minutes")
 
 
 def _quoted(path: str) -> str:

@@ -14,6 +14,7 @@ from services.cli.commands import EXIT_REFUSED, EXIT_UNAVAILABLE, CliError
 from services.cli.jobs import job_output, jobs
 from services.cli.main import app
 from services.contracts.nodes import LOG_NEXT_OFFSET_HEADER, LOG_OFFSET_HEADER, LOG_SIZE_HEADER
+from wattshift import UnreachableError
 
 PIECE = 10_000
 JOB = f"job_{'0' * 26}"
@@ -168,6 +169,42 @@ def test_a_connection_that_breaks_is_taken_up_where_it_was(shown: Shown) -> None
     assert [offset for offset, _ in following.requests] == [0, 10]
     with pytest.raises(CliError, match="gone"):
         shown(Printing(TEXT, breaks=100))
+
+
+class Away(Printing):
+    """A gateway that is away for a while once the job is known, and then when its output is followed."""
+
+    asked = 0
+
+    def get(self, path: str) -> dict[str, Any]:
+        self.asked += 1
+        if self.asked in (2, 3, 4):
+            raise CliError("the control plane does not answer", EXIT_UNAVAILABLE)
+        return super().get(path)
+
+    def _begin(self, offset: int, limit: int) -> int:
+        try:
+            return super()._begin(offset, limit)
+        except CliError as error:
+            raise error from UnreachableError("gone")
+
+
+def test_following_goes_on_after_the_control_plane_was_away(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gateway = Away(TEXT, state="running", breaks=20)
+    monkeypatch.setattr(jobs, "Gateway", gateway)
+    app(["logs", JOB, "--follow"], standalone_mode=False)
+    shown = capsys.readouterr()
+    assert shown.out.splitlines() == LINES
+    assert [line for line in shown.err.splitlines() if "asked again" in line] == [
+        "wattshift: gone; it is asked again for 5 minutes",
+        "wattshift: the control plane does not answer; it is asked again for 5 minutes",
+    ]
+    assert "a succeeded" in shown.err
+    gateway.breaks = 1_000
+    with pytest.raises(CliError, match="gone"):
+        app(["logs", JOB, "--follow"], standalone_mode=False)
 
 
 def test_another_refusal_is_not_asked_again(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:

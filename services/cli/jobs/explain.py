@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, tzinfo
 from typing import Annotated, Any
@@ -11,7 +10,7 @@ import typer
 from rich.markup import escape
 
 from services.cli import output
-from services.cli.client import Gateway
+from services.cli.client import Gateway, each_time
 from services.cli.commands import AsJson
 from services.cli.jobs import arrays, job_output
 from services.cli.jobs.estimate import IS_NOW, emission_words, is_now
@@ -62,8 +61,9 @@ def explain(
 
 def _explanation(gateway: Gateway, job_id: str, *, wait: bool) -> dict[str, Any]:
     path = f"{path_of(job_id)}/explain"
-    while wait and (gateway.get(path)["under_policies"] or {}).get("status") == "pending":
-        time.sleep(POLL_S)
+    for known in each_time(gateway, path, POLL_S) if wait else ():
+        if (known["under_policies"] or {}).get("status") != "pending":
+            break
     return gateway.get(path, one_change="true")
 
 

@@ -1,6 +1,5 @@
 """Wait for jobs, and follow the output of one across all of its gangs."""
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import typer
 
 from services.cli import output
-from services.cli.client import Gateway
+from services.cli.client import Gateway, each_time
 from services.cli.commands import CliError
 from services.cli.jobs import arrays, job_output
 from services.cli.jobs.names import ENDED, path_of
@@ -21,11 +20,10 @@ EXIT_INTERRUPTED = 130
 
 def states(gateway: Gateway, job_id: str) -> Iterator[Any]:
     """Yield a job or an array as it is now, and again after each pause, at last as it has ended."""
-    while True:
-        yield (job := gateway.get(path_of(job_id)))
+    for job in each_time(gateway, path_of(job_id), POLL_S):
+        yield job
         if job["state"] in ENDED:
             return
-        time.sleep(POLL_S)
 
 
 def follow(
@@ -50,8 +48,7 @@ def follow(
         pattern: A regular expression; lines that do not match are left out.
     """
     printed, said = 0, ""
-    while True:
-        job = gateway.get(f"/v1/jobs/{job_id}")
+    for job in each_time(gateway, f"/v1/jobs/{job_id}", POLL_S):
         is_final = job["state"] in ENDED
         if not is_final:
             said = _tell(job, said)
@@ -68,7 +65,7 @@ def follow(
         if is_final:  # how it ended comes after its output, also if it had ended before
             _tell(job, said)
             return job
-        time.sleep(POLL_S)
+    raise AssertionError("it is asked until the job has ended")
 
 
 def _tell(job: dict[str, Any], said: str) -> str:

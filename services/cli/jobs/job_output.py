@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from services.cli.client import Gateway
+from services.cli.client import AWAY_S, AWAY_TRIES, Gateway, say_away
 from services.cli.commands import EXIT_UNAVAILABLE, CliError
+from wattshift import UnreachableError
 
 PIECE_BYTES = 1 << 20
 LAST_LINES = 10  #: Lines of a failed job's standard error that are shown beside why it failed
@@ -70,21 +71,24 @@ class JobOutput:
         """Yield the gang's output as it comes, from an offset on, until the gang ends."""
         from services.contracts.nodes import LOG_OFFSET_HEADER
 
-        tries = 0
+        tries = [0, 0]
         while True:
             where = {"stream": self.stream, "generation": self.generation, "offset": offset, "limit": PIECE_BYTES}
             try:
                 with self.gateway.stream(f"/v1/jobs/{self.job_id}/logs", follow="true", **where) as answer:
                     offset = int(answer.headers.get(LOG_OFFSET_HEADER, offset))
                     for chunk in answer.iter_bytes():
-                        offset, tries = offset + len(chunk), 0
+                        offset, tries = offset + len(chunk), [0, 0]
                         yield chunk
                     return
             except CliError as error:
-                tries += 1
-                if error.exit_code != EXIT_UNAVAILABLE or tries == _TRIES:
+                is_away = isinstance(error.__cause__, UnreachableError)  # and not the node alone
+                tries[is_away] += 1
+                if error.exit_code != EXIT_UNAVAILABLE or tries[is_away] == (AWAY_TRIES if is_away else _TRIES):
                     raise
-                time.sleep(0.5 * 2**tries)
+                if is_away and tries[is_away] == 1:
+                    say_away(error)
+                time.sleep(AWAY_S if is_away else 0.5 * 2 ** tries[is_away])
 
     def piece(self, offset: int, limit: int, *, tries: int = _TRIES, since: str | None = None) -> Piece:
         """Return up to ``limit`` bytes from an offset on, or what was written ``since`` a time."""

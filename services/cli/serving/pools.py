@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from array import array
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -12,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from services.cli import output
-from services.cli.client import Gateway
+from services.cli.client import Gateway, each_time
 from services.cli.commands import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, AsJson, CliError, Group
 from services.cli.output import console
 from services.cli.planning.pools import show_plan
@@ -125,9 +124,9 @@ def plan_now(
     if not wait:
         output.tell(plan, as_json, f"{plan['id']} is {plan['state']}")
         return
-    path = f"/v1/pools/{name}/plans/{plan['id']}"
-    while (plan := gateway.get(path))["outcome"] is None:
-        time.sleep(WAIT_S)
+    for plan in each_time(gateway, f"/v1/pools/{name}/plans/{plan['id']}", WAIT_S):  # noqa: B020
+        if plan["outcome"] is not None:
+            break
     if as_json:
         output.print_json(plan)
     else:
