@@ -148,6 +148,27 @@ def test_it_ends_with_the_command_unless_it_is_to_be_kept(
     assert ("To end it: wattshift cancel 7" in capsys.readouterr().err) == keep
 
 
+def test_a_submission_that_is_interrupted_leaves_no_job(
+    gateway: Gateway, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call, sent, accepted = gateway.call, list[tuple[str, Any]](), dict[Any, Any]()
+
+    def interrupted(method: str, path: str, *, body: Any = None, key: str | None = None) -> Any:
+        sent.append((path, key))
+        if key is None:
+            return call(method, path, body=body)
+        if key in accepted:
+            return accepted[key]
+        accepted[key] = call(method, path, body=body)
+        raise KeyboardInterrupt  # it is accepted, and nobody has heard so
+
+    monkeypatch.setattr(gateway, "call", interrupted)
+    app(["notebook", "--local", "0", sys.executable, str(SERVER), "--port={port}"], standalone_mode=False)
+    assert gateway.job
+    assert gateway.job.poll() is not None
+    assert [path for path, _ in sent] == ["/v1/jobs", "/v1/jobs", f"/v1/jobs/{JOB}/cancel"]
+
+
 def test_a_job_that_cannot_be_ended_is_named(
     gateway: Gateway, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,7 +20,7 @@ from services.cli.jobs.following import ended_words, states
 from services.cli.jobs.forward import carry_all, is_over, listener_at, piped
 from services.cli.jobs.names import ENDED, number_of
 from services.cli.jobs.specs import SpecOptions, spec_of
-from services.cli.jobs.submit import check_folders, signed, submit_all
+from services.cli.jobs.submit import check_folders, signed, submit_for_a_while
 from services.cli.terminal import LostError, end_by, handled, run_session
 
 PORT = "{port}"
@@ -88,10 +88,10 @@ def notebook(
     spec = signed(spec_of(options, words, name, dict(os.environ)))
     gateway = Gateway()
     check_folders(gateway, [spec])
-    (job,) = submit_all(gateway, [spec])
-    output.say(f"{number_of(job)}  {job['id']}  {name}")
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)  # a closed terminal must not leave GPUs behind
+    job = submit_for_a_while(gateway, spec)
+    output.say(f"{number_of(job)}  {job['id']}  {name}")
     has_ended = False
     try:
         token = _started(gateway, job["id"])
@@ -230,7 +230,7 @@ def shell(
     gateway = Gateway()
     check_folders(gateway, [spec], writes=False)
     with _cancelled_at_the_end(gateway) as jobs:
-        job = submit_all(gateway, [spec])[0]["id"]
+        job = submit_for_a_while(gateway, spec)["id"]
         jobs.append(job)
         _say(f"{job} waits for {gpus} GPU{'s' if gpus > 1 else ''}; Ctrl-C cancels it")
         next(_runs(gateway, job))

@@ -197,6 +197,18 @@ def submit_all(gateway: Gateway, specs: list[JobSpec], idempotency_key: str | No
     return accepted
 
 
+def submit_for_a_while(gateway: Gateway, spec: JobSpec) -> Any:
+    """Submit a job that is not to outlive this command; if it is interrupted meanwhile, cancel what may be accepted."""
+    key = uuid.uuid4().hex
+    try:
+        return submit_all(gateway, [spec], key)[0]
+    except (KeyboardInterrupt, SystemExit):
+        with suppress(CliError):
+            job = submit_all(gateway, [spec], key)[0]  # by its key the same one
+            gateway.call("POST", f"/v1/jobs/{job['id']}/cancel")
+        raise
+
+
 OF_JOBS = {"job.started", "job.ended"}  #: Events of webhooks that take messages about jobs
 
 

@@ -13,7 +13,7 @@ from services.cli.client import Gateway
 from services.cli.commands import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, AsJson, CliError, Group
 from services.cli.jobs.following import states
 from services.cli.jobs.job_output import JobOutput
-from services.cli.jobs.submit import submit_all
+from services.cli.jobs.submit import submit_for_a_while
 from services.cli.planning.solving import checked
 from services.cli.plugins import add_moved
 from services.cli.serving import load_sweep
@@ -150,7 +150,7 @@ class _Measuring:
 
     def result(self) -> dict[str, Any]:
         """Run the job; return the time until it was ready, the power when idle, and the measurements with theirs."""
-        job_id = submit_all(self._gateway, [self._spec])[0]["id"]
+        job_id = submit_for_a_while(self._gateway, self._spec)["id"]
         said = ""
         job: Any = None
         try:
