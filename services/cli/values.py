@@ -142,7 +142,7 @@ def _utc(text: str) -> datetime:
 _DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _DAY_AND_CLOCK = re.compile(rf"(?=.)(?:({'|'.join(_DAYS)})[a-z]*)?\s*(?:([01]?\d|2[0-3]):([0-5]\d))?")
 _UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
+_PART = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)\s*")
 _CLOCK = re.compile(r"(?:(\d+)-(?=(?:[01]?\d|2[0-3]):))?(\d+):([0-5]\d)(?::([0-5]\d))?")
 
 
@@ -150,18 +150,20 @@ LONGEST_S = 100 * 366 * 86_400.0  #: What is longer leads beyond the calendar
 
 
 def duration_s(text: str, option: str) -> float:
-    """Return a duration in seconds: ``90``, ``90s``, ``15m``, ``6h``, ``2d``, ``HH:MM:SS`` or ``HH:MM``, or with days
-    before these, ``D-HH:MM:SS``.
+    """Return a duration in seconds: ``90``, ``90s``, ``15m``, ``6h``, ``1h30m``, ``2d``, ``HH:MM:SS`` or ``HH:MM``, or
+    with days before these, ``D-HH:MM:SS``.
     """
     seconds = LONGEST_S
     if clock := _CLOCK.fullmatch(text.strip()):
         days, *parts = (int(part or 0) for part in clock.groups())
         seconds = days * 86_400.0 + sum(part * size for part, size in zip(parts, (3_600, 60, 1), strict=True))
-    elif (found := _DURATION.fullmatch(text.strip().lower())) and found[2] in _UNITS_S:
-        seconds = float(found[1]) * _UNITS_S[found[2]]
+    elif not _PART.sub("", text.lower()).strip():
+        given: list[tuple[str, str]] = _PART.findall(text.lower())
+        if given and all(unit in _UNITS_S and (unit or len(given) == 1) for _, unit in given):
+            seconds = sum(float(number) * _UNITS_S[unit] for number, unit in given)
     if seconds >= LONGEST_S:
         raise CliError(
-            f"{option}: {text!r} is not a duration; write 90 (seconds), 90s, 15m, 6h, 2d, 06:00:00 or 1-06:00:00",
+            f"{option}: {text!r} is not a duration; write 90 (seconds), 90s, 15m, 1h30m, 2d, 06:00:00 or 1-06:00:00",
             EXIT_USAGE,
         )
     return seconds

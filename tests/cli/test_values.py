@@ -13,7 +13,7 @@ import pytest
 from lab.commands.fit import read_points
 from services.cli.commands import CliError
 from services.cli.serving.pools import LOG_COLUMNS, _read_log
-from services.cli.values import parameter_value, past_time, text_of, time_of
+from services.cli.values import duration_s, parameter_value, past_time, text_of, time_of
 
 
 def test_a_value_is_json_or_text() -> None:
@@ -94,3 +94,16 @@ def test_a_length_that_no_calendar_has_is_refused(text: str) -> None:
     for read in (lambda: past_time(text, "--since"), lambda: time_of(f"+{text}", "--from", datetime.now(UTC))):
         with pytest.raises(CliError, match=r"is not a duration|is neither an age"):
             read()
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("1h30m", 5_400), ("2D 6h", 194_400), ("1m 1.5 s", 61.5), ("90", 90), ("1-00:00:01", 86_401)]
+)
+def test_a_length_may_have_several_parts(text: str, seconds: float) -> None:
+    assert duration_s(text, "--for") == seconds
+
+
+@pytest.mark.parametrize("text", ["", "h", "1h30", "1h-30m", "1h and 30m", "1hour30", "1e3"])
+def test_what_is_no_length_is_refused(text: str) -> None:
+    with pytest.raises(CliError, match="is not a duration"):
+        duration_s(text, "--for")
