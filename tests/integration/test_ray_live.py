@@ -81,7 +81,7 @@ while not (pathlib.Path(sys.argv[1]) / "over").exists():
 @pytest.fixture
 def lab(request: pytest.FixtureRequest) -> Iterator[RayLab]:
     """A Ray of its own for each test, as one kills it; in the zones that it names."""
-    programs = programs_of("ray", "ray[default]==2.60.0", variable="WATTSHIFT_RAY_ENVIRONMENT")
+    programs = programs_of("ray", "ray[default,train]==2.60.0", variable="WATTSHIFT_RAY_ENVIRONMENT")
     folder = Path(tempfile.mkdtemp(prefix="ray-"))  # its sockets lie beneath it, and their names must be short
     made = RayLab(programs, folder, getattr(request, "param", ZONES))
     try:
