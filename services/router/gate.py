@@ -21,7 +21,7 @@ from services.kit.problems import ProblemError
 from services.kit.tokens import Incoming, refused
 from services.router.openai import NO_QUOTA, DoorError
 from services.router.settings import RouterSettings
-from services.router.turn import Received
+from services.router.turn import CARRIER, Received
 
 log = Log(__name__)
 
@@ -213,7 +213,9 @@ class Gate:
         try:
             body = await self.bodies.read(exchange, self._most_bytes)
             try:
-                await while_connected(exchange, serve(body.content))
+                work = serve(body.content)
+                # whoever leaves a gateway has it end the whole stream
+                await (work if CARRIER in exchange.scope else while_connected(exchange, work))
             finally:
                 body.release()
         finally:

@@ -117,8 +117,9 @@ async def test_refusals_are_those_of_the_router(redis_url: str, tmp_path: Path) 
     async with picking(redis_url, tmp_path, "one") as (running, gateway, (server,)):
         unknown = await gateway.ask(body(), {})
         assert (unknown.status, unknown.headers["www-authenticate"]) == (401, "Bearer")
-        broken = await gateway.ask(b"{", BEARER)
-        assert (broken.status, json.loads(broken.content)["error"]["code"]) == (400, "invalid_json")
+        for no_request in (b"{", b""):
+            broken = await gateway.ask(no_request, BEARER)
+            assert (broken.status, json.loads(broken.content)["error"]["code"]) == (400, "invalid_json")
         missing = await gateway.ask(json.dumps(chat() | {"model": "none"}).encode(), BEARER)
         assert missing.status == 404
         models = await gateway.ask(b"", BEARER, path="/v1/models", method="GET")

@@ -65,7 +65,7 @@ class Gateway:
         pseudo = {":method": method, ":path": path, ":authority": "models.example.org", ":scheme": "https"}
         for name, value in (pseudo | headers).items():
             said.request_headers.headers.headers.add(key=name, raw_value=value.encode())
-        said.request_headers.end_of_stream = method == "GET"
+        said.request_headers.end_of_stream = not content and not has_trailers
         said.protocol_config.request_body_mode = said.protocol_config.response_body_mode = mode
         if subset is not None:
             hint = said.metadata_context.filter_metadata["envoy.lb.subset_hint"]
