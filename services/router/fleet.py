@@ -55,8 +55,7 @@ class Server:
         self.id = spec.id
         self.origin = Origin(spec.url, None if spec.pool is not None else networks)
         self.breaker = Breaker()
-        ttft_s, tbt_s = _profile_s(spec)
-        self.costs = ServerCosts(ttft_s, tbt_s, (spec.max_qps or 0.0) * (spec.latency_s or 0.0))
+        self.costs = ServerCosts()
         self._refused: dict[Extra, float] = {}
         self.lanes: list[str] = []
         self.spare: dict[Any, int] = {}
@@ -81,7 +80,9 @@ class Server:
         self.location = spec.location
         self.accuracy_pct = spec.accuracy_pct
         self.gco2_per_kwh = None if spec.gco2_per_kwh is None else spec.pue * spec.gco2_per_kwh
-        self.energy = energy_profile(spec.full_power_w, spec.idle_w, spec.max_qps, spec.latency_s, *_profile_s(spec))
+        times_s = _profile_s(spec)
+        self.energy = energy_profile(spec.full_power_w, spec.idle_w, spec.max_qps, spec.latency_s, *times_s)
+        self.costs.expect(*times_s, (spec.max_qps or 0.0) * (spec.latency_s or 0.0))
 
     @property
     def is_ready(self) -> bool:

@@ -93,6 +93,13 @@ class Overview:
             for labels, each in servers.items()
         }
         held = {labels: float(each.held) for labels, each in servers.items()}
+        drift = {
+            (*labels, what): ratio
+            for labels, each in servers.items()
+            if each.spec.ttft_ms and each.spec.tbt_ms
+            for what, ratio in zip(("prompt", "answer"), each.costs.drift, strict=True)
+        }
+        of_drift = "Time per token of prompts and answers, as learned from answers, as a share of the profile's."
         in_lanes = {tuple(lane.name.split("\n")): float(len(lane.queue)) for lane in self.lanes.all()}
         in_apps = {(name,): float(queue.waiting) for name, queue in self.assigner.queues.items()}
         of_apps = "Requests that wait in an application's queue, of all processes for which this one assigns instances."
@@ -103,6 +110,7 @@ class Overview:
         return [
             gauge("held", "Requests held at a server.", by_server, held, True),
             gauge("server_up", "1 for a server that is given requests.", by_server, is_up, False),
+            gauge("profile_drift_ratio", of_drift, (*by_server, "tokens"), drift, False),
             gauge("waiting", "Requests that wait in a lane.", ("pool", "request_class"), in_lanes, True),
             gauge("app_waiting", of_apps, ("app",), in_apps, True),
             gauge("app_instances", "Instances that are ready.", ("app", "variant"), ready, False),

@@ -23,7 +23,7 @@ from openai import AsyncOpenAI
 from tests.router.conftest import Stage
 from tests.router.test_usage_of_streams import usages
 from tests.support.ports import Ports
-from tests.support.routers import Running, a_key, a_routed_pool, a_routed_server
+from tests.support.routers import OPERATOR, Running, a_key, a_routed_pool, a_routed_server
 from tests.support.servers import wait_until
 
 pytestmark = pytest.mark.slow
@@ -108,7 +108,7 @@ async def door(stage: Stage, llama: tuple[str, str]) -> AsyncIterator[Running]:
     """A router in front of them, under names that they do not know."""
     stage.plane.pools = [a_routed_pool(models=[MODEL]), a_routed_pool("vectors", models=["vectors"])]
     stage.plane.servers = [
-        a_routed_server(stage.one, url=llama[0], capacity=1),
+        a_routed_server(stage.one, url=llama[0], capacity=1, ttft_ms=1e-3, tbt_ms=1e-6),
         a_routed_server(stage.one, "instance_2", pool="vectors", url=llama[1]),
     ]
     async with stage.router(preemptions=0) as router:
@@ -163,6 +163,16 @@ async def test_anthropics_client_asks_for_messages(door: Running) -> None:
         assert (last.model, last.usage.output_tokens) == (MODEL, 8)
         with pytest.raises(anthropic.BadRequestError, match="exceed"):
             await client.messages.create(model=MODEL, max_tokens=8, messages=[{**HI[0], "content": "w " * 2_000}])
+
+
+async def test_a_profile_that_promises_too_much_is_shown(client: AsyncOpenAI, door: Running) -> None:
+    for _ in range(3):
+        stream = await client.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=32, stream=True)
+        assert [each async for each in stream]
+    lines = (await door.http.get("/metrics", headers=OPERATOR)).text.splitlines()
+    found = [line for line in lines if line.startswith('wattshift_router_profile_drift_ratio{server="instance_1"')]
+    assert len(found) == 2
+    assert all(float(line.split()[-1]) > 2 for line in found)
 
 
 async def test_vectors(client: AsyncOpenAI) -> None:

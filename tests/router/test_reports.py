@@ -444,6 +444,31 @@ async def test_metrics_and_status_say_what_happened(router: Running, stage: Stag
         assert (await router.http.get(path, headers={"authorization": "Bearer no"})).status_code == 401
 
 
+async def test_what_a_server_takes_is_shown_beside_its_profile_also_beside_a_newer_one(
+    router: Running, stage: Stage
+) -> None:
+    def drift(lines: str) -> dict[str, float]:
+        found = [line for line in lines.splitlines() if line.startswith("wattshift_router_profile_drift_ratio{")]
+        return {line.split('"')[5]: float(line.split()[-1]) for line in found}
+
+    async def shown(**profile: float) -> dict[str, float]:
+        stage.plane.servers = [a_routed_server(stage.one, **profile)]
+        await router.adopted()
+        return drift((await router.http.get("/metrics", headers=OPERATOR)).text)
+
+    assert await shown() == {}
+    assert await shown(ttft_ms=1e6, tbt_ms=1e6) == {"prompt": 1, "answer": 1}
+    await router.ask(json=chat(stream=True))
+    learned = await shown(ttft_ms=1e6, tbt_ms=1e6)
+    assert learned["prompt"] < 1
+    newer = await shown(ttft_ms=1e5, tbt_ms=5e5)
+    assert newer == pytest.approx({"prompt": 10 * learned["prompt"], "answer": 2 * learned["answer"]}, rel=1e-3)
+    costs = router.router.fleet.servers["instance_1"].costs
+    for _ in range(200):
+        costs.fade()
+    assert costs.tbt_s == pytest.approx(500), "of the newer profile"
+
+
 async def test_metrics_have_the_names_of_opentelemetry_too(router: Running, stage: Stage) -> None:
     """https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-metrics/, as its exporter for Prometheus names them."""
     await router.ask()

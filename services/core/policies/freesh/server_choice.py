@@ -122,10 +122,10 @@ class ServerCosts:
         batch: float = 1.0,
         cache: PrefixCache | None = None,
     ) -> None:
-        """Take the times from its profile, None if unknown, the batch at which they hold, and its cache."""
-        lone_s = (tbt_s or USUAL_TBT_S) / (1.0 + BATCH_SLOWDOWN * max(batch - 1.0, 0.0))
-        self._usual = ((ttft_s or USUAL_TTFT_S) / USUAL_READ_TOKENS, lone_s)
-        self.read_s, self.token_s = self._usual  #: Seconds to read a token, and between the tokens of a lone request
+        """Take its cache, and its profile's times as ``expect`` does."""
+        self.read_s = self.token_s = 0.0  #: Seconds to read a token, and between the tokens of a lone request
+        self._usual = 0.0, 0.0
+        self.expect(ttft_s, tbt_s, batch)
         self.held_tokens, self.others_tokens = 0, 0.0  #: Tokens of the requests that it was given here, and by others
         self._count()
         self.running = self.queued = 0.0  #: Requests that it works on, and that wait inside it, as it reports
@@ -136,6 +136,19 @@ class ServerCosts:
         self._cache = PrefixCache(CACHE_TOKENS, BLOCK_TOKENS) if cache is None else cache
         self._sessions: OrderedDict[Hashable, int] = OrderedDict()
         self._has_answered = False
+
+    def expect(self, ttft_s: float | None, tbt_s: float | None, batch: float) -> None:
+        """Take the times of its profile, None if unknown, and the batch at which they hold; what was learned stays."""
+        was_learned = (self.read_s, self.token_s) != self._usual
+        lone_s = (tbt_s or USUAL_TBT_S) / (1.0 + BATCH_SLOWDOWN * max(batch - 1.0, 0.0))
+        self._usual = (ttft_s or USUAL_TTFT_S) / USUAL_READ_TOKENS, lone_s
+        if not was_learned:
+            self.read_s, self.token_s = self._usual
+
+    @property
+    def drift(self) -> tuple[float, float]:
+        """Its times to read a token and between tokens, as shares of those of its profile."""
+        return self.read_s / self._usual[0], self.token_s / self._usual[1]
 
     @property
     def ttft_s(self) -> float:
