@@ -61,7 +61,7 @@ class Outcomes:
         self.expectations.learn(
             turn.pool.spec.name, expected, tokens.input if tokens.are_stated else None, answer_tokens
         )
-        turn.window[0], turn.window[1] = tokens.input, output_tokens
+        turn.report(tokens.input, output_tokens)
         lat_s = turn.lane.times.latency_s(output_tokens)
         labels = (turn.model, expected.request_class)
         if e2e_s > SLO_LATENCIES * lat_s:

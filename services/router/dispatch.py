@@ -17,6 +17,7 @@ from services.router.lanes import Lanes, NoServerError, NoSpareError, QueueFullE
 from services.router.metrics import Metrics
 from services.router.openai import DoorError
 from services.router.outgoing import RequestWriter
+from services.router.reports import unreported
 from services.router.settings import RouterSettings
 from services.router.stored_answers import server_of
 from services.router.turn import Received, Turn
@@ -46,7 +47,7 @@ class Dispatcher:
     writer: RequestWriter
     answers: AnswerPasser
     metrics: Metrics
-    arrived: Callable[[Pool, float, int, float], list[int]]  #: Counts a request for the planner
+    arrived: Callable[[Pool, float, int, float], Callable[[int, int], None]]  #: Counts a request for the planner
     limits: Limits  #: Bound a request's time
 
     def __post_init__(self) -> None:
@@ -65,7 +66,7 @@ class Dispatcher:
         """
         asked, identity = received.asked, received.key.identity
         failure: DoorError | None = None
-        window: list[int] | None = None
+        report: Callable[[int, int], None] | None = None
         is_final = False
         pools = [(asked.model, pool)]
         if received.spare is None:
@@ -77,12 +78,12 @@ class Dispatcher:
         for model, current in pools:
             expected = self.expectations.of(received.kind, asked, current, model, identity.key_id)
             arrived = current, received.at_utc_s, expected.input_tokens, expected.output_tokens
-            if window is None:
+            if report is None:
                 self.rules.take_tokens(received, expected.input_tokens + round(expected.output_tokens * asked.choices))
-            if window is None:  # pools are planned for others than those that only get what they leave
-                window = self.arrived(*arrived) if received.spare is None else [0, 0]
+                # pools are planned for others than those that only get what they leave
+                report = self.arrived(*arrived) if received.spare is None else unreported
             lane = self.lanes.of(current, expected.request_class)
-            turn = Turn(received, model, current, lane, expected, window)
+            turn = Turn(received, model, current, lane, expected, report)
             try:
                 await self._in_lane(turn, current is pools[-1][1])
             except asyncio.CancelledError:

@@ -5,11 +5,13 @@ A window is reported once it is over and again until it is accepted; a later rep
 
 import math
 import time
+from array import array
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 
 from services.contracts.apps import LATENCY_BOUNDS_MS, AppObservation, AppObservations, AppServerObservation
 from services.contracts.identity import Identity, ResolvedKey, Role
@@ -122,10 +124,22 @@ def _usage(key: Key, sums: list[float]) -> RequestUsage:
     return RequestUsage.model_validate(dict(zip(RequestUsage.model_fields, values, strict=True)))
 
 
-@dataclass(slots=True)
 class _Arrivals:
-    requests: list[list[int]] = field(default_factory=list[list[int]])
-    sent: list[tuple[int, int]] | None = None
+    """The requests of a window, in arrays, which garbage collection passes over: a busy router keeps millions."""
+
+    __slots__ = ("changes", "input_tokens", "output_tokens", "sent")
+
+    def __init__(self) -> None:
+        self.input_tokens, self.output_tokens = array("Q"), array("Q")
+        self.changes, self.sent = 0, -1  #: How often it has changed, and had when it was last accepted
+
+    def learn(self, at: int, input_tokens: int, output_tokens: int) -> None:
+        self.input_tokens[at], self.output_tokens[at] = input_tokens, output_tokens
+        self.changes += 1
+
+
+def unreported(input_tokens: int, output_tokens: int) -> None:
+    """Take the lengths of a request that pools are not planned for."""
 
 
 class TrafficReporter:
@@ -140,19 +154,21 @@ class TrafficReporter:
         self._windows: dict[str, dict[int, _Arrivals]] = {}
         self._reported: dict[str, int] = {}
 
-    def arrived(self, pool: Pool, at_s: float, input_tokens: int, output_tokens: float) -> list[int]:
-        """Count a request with the predicted length of its answer, which the caller replaces once it is known."""
-        lengths = [input_tokens, round(output_tokens)]
+    def arrived(self, pool: Pool, at_s: float, input_tokens: int, output_tokens: float) -> Callable[[int, int], None]:
+        """Count a request with the predicted length of its answer; return what to call with both lengths once known."""
         if not pool.is_planned:
-            return lengths
+            return unreported
         windows = self._windows.setdefault(pool.spec.name, {})
         start_s = _start_s(at_s)
         window = windows.get(start_s)
         if window is None:
             window = windows[start_s] = _Arrivals()
-        if len(window.requests) < MAX_WINDOW_REQUESTS:
-            window.requests.append(lengths)
-        return lengths
+        if (at := len(window.input_tokens)) >= MAX_WINDOW_REQUESTS:
+            return unreported
+        window.input_tokens.append(input_tokens)
+        window.output_tokens.append(round(output_tokens))
+        window.changes += 1
+        return partial(window.learn, at)
 
     async def send(self, now_s: float | None = None) -> None:
         """Report the windows that are over and new or changed; what is not accepted is reported again next time."""
@@ -177,33 +193,35 @@ class TrafficReporter:
         unreported_s = self._reported.get(name, last_s - WINDOW_S) + WINDOW_S
         for start_s in range(max(unreported_s, last_s - MOST_SILENT_S), last_s + 1, WINDOW_S):
             windows.setdefault(start_s, _Arrivals())  # a window without requests says that none came
-        due: list[tuple[int, _Arrivals, list[tuple[int, int]]]] = []
+        due: list[tuple[int, _Arrivals, int]] = []
         total = 0
         for start_s in sorted(each for each in windows if each <= last_s):
             window = windows[start_s]
-            found = [(lengths[0], lengths[1]) for lengths in window.requests]
-            if found == window.sent:
+            if window.changes == window.sent:
                 continue
-            if due and (total + len(found) > MOST_REQUESTS or len(due) >= MOST_WINDOWS):
+            total += len(window.input_tokens)
+            if due and (total > MOST_REQUESTS or len(due) >= MOST_WINDOWS):
                 break
-            total += len(found)
-            due.append((start_s, window, found))
+            due.append((start_s, window, window.changes))
         if due:
             report = TrafficReport(
                 source=self._source,
                 windows=[
-                    TrafficWindow(start_at=datetime.fromtimestamp(start_s, UTC), requests=found)
-                    for start_s, _, found in due
+                    TrafficWindow(
+                        start_at=datetime.fromtimestamp(start_s, UTC),
+                        requests=list(zip(each.input_tokens, each.output_tokens, strict=True)),
+                    )
+                    for start_s, each, _ in due
                 ],
             )
             caller = Identity(tenant_id=pool.spec.tenant_id, role=Role.USER, key_id="router")
             await self._serving.request(
                 "POST", f"/v1/pools/{name}/traffic", body=report, identity=caller, retry=True, attempts=2
             )
-            for _, window, found in due:
-                window.sent = found
+            for _, window, changes in due:
+                window.sent = changes
         self._reported[name] = last_s
-        for start_s in [start_s for start_s, each in windows.items() if each.sent == []]:
+        for start_s in [start_s for start_s, each in windows.items() if each.sent == 0]:
             del windows[start_s]
 
 

@@ -1,5 +1,6 @@
 """One request at the door: what was asked, what is expected of it, and how far it has come."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -81,7 +82,7 @@ class Turn:
     pool: Pool
     lane: Lane
     expected: Expected
-    window: list[int]  #: Its entry in the traffic report; the numbers become the lengths of prompt and answer
+    report: Callable[[int, int], None]  #: To be called with the lengths of its prompt and answer, for the planner
     asks_usage: bool = False
     """Whether the router had the server state the usage although the client did not ask for it."""
     extras: tuple[Extra, ...] = ()  #: What it was sent with that some servers refuse

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from datetime import UTC, datetime
 from typing import Any, cast
@@ -82,6 +83,22 @@ async def test_what_serving_did_not_accept_is_reported_later(router: Running, st
     assert (11, 5) in reported_lengths(stage)
 
 
+async def test_reported_requests_are_no_objects_that_garbage_collection_looks_at(router: Running, stage: Stage) -> None:
+    traffic, pool = router.router.traffic, router.router.fleet.pools["chat"]
+    now_s = time.time()
+    gc.collect()
+    before = len(gc.get_objects())
+    for _ in range(5_000):
+        traffic.arrived(pool, now_s, 10, 20.0)(11, 5)
+    await traffic.send(now_s + 5)
+    assert reported_lengths(stage).count((11, 5)) == 5_000
+    stage.plane.traffic.clear()
+    await traffic.send(now_s + 5)
+    assert reported_lengths(stage) == [], "nothing has changed"
+    gc.collect()
+    assert len(gc.get_objects()) - before < 2_500
+
+
 async def test_while_serving_is_away_arrivals_are_kept_for_a_while_only(router: Running, stage: Stage) -> None:
     traffic, pool = router.router.traffic, router.router.fleet.pools["chat"]
     stage.plane.is_serving_up = False
@@ -90,7 +107,7 @@ async def test_while_serving_is_away_arrivals_are_kept_for_a_while_only(router: 
         traffic.arrived(pool, at_s, 10, 20.0)
     for later_s, kept in ((605, 2), (1_000, 1), (1_600, 0)):
         await traffic.send(now_s + later_s)
-        assert sum(bool(each.requests) for each in traffic._windows["chat"].values()) == kept
+        assert sum(bool(each.input_tokens) for each in traffic._windows["chat"].values()) == kept
 
 
 async def test_usage_names_key_model_class_and_job_and_adds_up(router: Running, stage: Stage) -> None:
@@ -451,7 +468,7 @@ async def test_what_a_server_takes_is_shown_beside_its_profile_also_beside_a_new
         found = [line for line in lines.splitlines() if line.startswith("wattshift_router_profile_drift_ratio{")]
         return {line.split('"')[5]: float(line.split()[-1]) for line in found}
 
-    async def shown(**profile: float) -> dict[str, float]:
+    async def shown(**profile: Any) -> dict[str, float]:
         stage.plane.servers = [a_routed_server(stage.one, **profile)]
         await router.adopted()
         return drift((await router.http.get("/metrics", headers=OPERATOR)).text)
