@@ -1,6 +1,7 @@
 """Bodies of ``multipart/form-data``: their text fields are read, and one can be changed; files pass unread."""
 
 import re
+from functools import lru_cache
 
 _BOUNDARY = re.compile(rb'multipart/form-data\s*;.*boundary=("[^"\r\n]{1,70}"|[^\s;",]{1,70})', re.IGNORECASE)
 _NAME = re.compile(rb'content-disposition:[^\r\n]*;\s*name="([^"\r\n]*)"', re.IGNORECASE)
@@ -8,6 +9,7 @@ _FILE = re.compile(rb"content-disposition:[^\r\n]*;\s*filename", re.IGNORECASE)
 LONGEST_FIELD_BYTES = 1024 * 1024
 
 
+@lru_cache(maxsize=64)
 def boundary_of(content_type: bytes | None) -> bytes | None:
     """Return what separates the parts; None if the body is no form."""
     found = _BOUNDARY.match(content_type or b"")
