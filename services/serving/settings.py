@@ -85,7 +85,9 @@ class ServingSettings(WorkSettings, SealingSettings):
     batch_file_bytes: int = said("Size of a file of requests.", default=200 * 1024 * 1024, ge=1_024)
     batch_lines: int = said("Requests of a batch.", default=50_000, ge=1)
     batch_quota_bytes: int = said(
-        "Size of all files of a tenant, those that batches wrote included.", default=20 * 1024**3, ge=1_024
+        "Size of all files of a tenant, those that batches wrote included, and of its open batches.",
+        default=20 * 1024**3,
+        ge=1_024,
     )
 
     routing_power_s: float = said("Over how long an instance's power is averaged for the router.", default=120, gt=0)

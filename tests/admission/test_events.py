@@ -9,7 +9,9 @@ from typing import Any
 
 import asyncpg
 import pytest
+from sqlalchemy import text
 
+from services.admission.repository import events
 from services.admission.repository.events import BEGINNING, Position, Scope, StoredEvent
 from services.admission.streaming import EventFeed
 from services.db.engine import create_engine
@@ -45,6 +47,20 @@ async def _tell(connection: asyncpg.Connection, job_id: str, kind: str) -> None:
     await connection.execute(
         "INSERT INTO job_events (job_id, tenant_id, type) VALUES ($1, 'default', $2)", job_id, kind
     )
+
+
+async def test_a_tenants_events_are_found_without_reading_those_of_all(admission: Admission) -> None:
+    crowd = "INSERT INTO job_events (job_id, tenant_id, type) SELECT 'j', 'crowd', 't' FROM generate_series(1, 20000)"
+    await admission.database.execute(crowd)
+    await admission.database.execute("ANALYZE job_events")
+    engine = create_engine(admission.database_url)
+    query = text("EXPLAIN " + events._READ.format(condition=events._CONDITIONS["tenant_id"]))
+    async with engine.connect() as connection:
+        values = {"xid": 0, "sequence": 0, "page": events.PAGE, "tenant_id": "small"}
+        plan = "\n".join((await connection.execute(query, values)).scalars())
+    await engine.dispose()
+    await admission.database.execute("DELETE FROM job_events WHERE tenant_id = 'crowd'")
+    assert "job_events_by_tenant" in plan, plan
 
 
 async def test_a_jobs_stream_tells_its_story_and_ends(admission: Admission) -> None:

@@ -382,6 +382,24 @@ async def test_a_tenant_has_a_quota(place: Place, database_url: str) -> None:
     await upload(small, b"x" * 100, OTHER)
 
 
+async def test_batches_that_have_not_ended_count_for_the_quota(place: Place, database_url: str) -> None:
+    """Each holds the lines of its file, whose size would else be stored as often as a tenant likes."""
+    size = len(written([line("a")]))
+    known = {"database_url": database_url, "service_token": TOKEN, "batch_quota_bytes": max(1_024, 3 * size)}
+    place.batches = Batches(place.repository, ServingSettings.model_validate(known))
+    await upload(place.batches, b"x" * (known["batch_quota_bytes"] - 3 * size))
+    batch = await place.submit([line("a")])  # its file, and its lines
+    file = await upload(place.batches, written([line("b")]))
+    request = BatchRequest(input_file_id=file, endpoint="/v1/chat/completions", completion_window="24h", metadata=None)
+    with pytest.raises(ProblemError, match="bytes in all") as caught:
+        await place.batches.create(CALLER, request)
+    assert caught.value.status == 403
+    worker = place.worker(Answering("failed"))
+    ended = await place.ended(worker, batch)
+    await place.batches.remove_file(CALLER, ended.error_file_id or "")
+    assert (await place.batches.create(CALLER, request)).status == "validating"
+
+
 async def test_what_is_being_uploaded_counts_and_what_breaks_off_does_not(place: Place, database_url: str) -> None:
     known = {"database_url": database_url, "service_token": TOKEN, "batch_quota_bytes": 3 * 2**20}
     tight = Batches(place.repository, ServingSettings.model_validate(known))

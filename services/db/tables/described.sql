@@ -289,6 +289,7 @@ CREATE TABLE job_events (
 );
 CREATE INDEX job_events_by_job ON job_events (job_id, transaction_id, sequence);
 CREATE INDEX job_events_in_order ON job_events (transaction_id, sequence);
+CREATE INDEX job_events_by_tenant ON job_events (tenant_id, transaction_id, sequence);
 
 -- What operators and admins did.
 CREATE TABLE audit_log (
@@ -1242,7 +1243,8 @@ CREATE TABLE batches (
     repeated INTEGER DEFAULT '0' NOT NULL,
     energy_j FLOAT DEFAULT '0' NOT NULL,
     carbon_gco2 FLOAT DEFAULT '0' NOT NULL,
-    arrival_gco2_per_kwh FLOAT
+    arrival_gco2_per_kwh FLOAT,
+    input_bytes BIGINT DEFAULT 0 NOT NULL
 );
 CREATE INDEX batches_by_tenant ON batches (tenant_id, id);
 CREATE INDEX batches_open ON batches (expires_at) WHERE ended_at IS NULL;

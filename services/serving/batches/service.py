@@ -13,7 +13,7 @@ from services.contracts.identity import Identity
 from services.kit.disk import DiskWatch
 from services.kit.ids import new_id
 from services.kit.problems import ProblemError, conflict
-from services.serving.repository import ServingRepository
+from services.serving.repository import Queries, ServingRepository
 from services.serving.settings import ServingSettings
 
 CHUNK_BYTES = 2**20
@@ -105,14 +105,17 @@ class Batches:
         try:
             async with self._repository.writing() as queries:
                 await queries.batches.add_chunk(file_id, tenant, number, data)
-                if await queries.batches.stored_bytes(tenant) > (most := self._settings.batch_quota_bytes):
-                    detail = f"The tenant's files may have {most} bytes in all; delete some."
-                    raise _refused(403, detail, ProblemCode.QUOTA_EXCEEDED)
+                await self._check_quota(queries, tenant)
         except DBAPIError as error:
             if getattr(error.orig, "sqlstate", None) != _DISK_FULL:
                 raise
             detail = "The database's disk is full. The file was not taken in."
             raise ProblemError(503, ProblemCode.UNAVAILABLE, detail, headers={"Retry-After": "30"}) from error
+
+    async def _check_quota(self, queries: Queries, tenant: str) -> None:
+        if await queries.batches.stored_bytes(tenant) > (most := self._settings.batch_quota_bytes):
+            detail = f"The tenant's files and open batches may have {most} bytes in all; delete or cancel some."
+            raise _refused(403, detail, ProblemCode.QUOTA_EXCEEDED)
 
     async def files(
         self, caller: Identity, limit: int, after: str | None, purpose: str | None, *, ascending: bool
@@ -150,7 +153,8 @@ class Batches:
         """Take in a batch; it is flushed to disk on return, and checked afterwards.
 
         Raises:
-            ProblemError: 400 if there is no such file, 503 while the database's disk is nearly full.
+            ProblemError: 400 if there is no such file, 403 beyond the tenant's quota, 503 while the database's disk is
+                nearly full.
         """
         self._disk.check("The database's disk")
         keep_s = self._settings.batch_keep_days * 86_400
@@ -169,6 +173,7 @@ class Batches:
                 keep_s=keep_s,
                 metadata=request.metadata,
             )
+            await self._check_quota(queries, caller.tenant_id)
             return await queries.batches.find(caller.tenant_id, batch_id)
 
     async def page(self, caller: Identity, limit: int, after: str | None) -> batches.BatchList:

@@ -36,11 +36,14 @@ SELECT c.data FROM batch_file_chunks c JOIN batch_files f ON f.id = c.file_id
  WHERE f.tenant_id = :tenant AND c.file_id = :id AND c.number = :number
 """)
 _REMOVE_FILE = text("DELETE FROM batch_files WHERE tenant_id = :tenant AND id = :id")
-_STORED = text("SELECT coalesce(sum(size_bytes), 0) FROM batch_files WHERE tenant_id = :tenant")
+_STORED = text("""
+SELECT (SELECT coalesce(sum(size_bytes), 0) FROM batch_files WHERE tenant_id = :tenant)
+       + (SELECT coalesce(sum(input_bytes), 0) FROM batches WHERE tenant_id = :tenant AND ended_at IS NULL)
+""")
 _ADD_BATCH = text("""
-INSERT INTO batches (id, tenant_id, caller, endpoint, input_file_id, output_keep_s, metadata, expires_at)
-VALUES (:id, :tenant, CAST(:caller AS jsonb), :endpoint, :file, :keep_s, CAST(:metadata AS jsonb),
-        now() + make_interval(secs => CAST(:window_s AS float8)))
+INSERT INTO batches (id, tenant_id, caller, endpoint, input_file_id, output_keep_s, metadata, expires_at, input_bytes)
+SELECT :id, :tenant, CAST(:caller AS jsonb), :endpoint, id, CAST(:keep_s AS float8), CAST(:metadata AS jsonb),
+       now() + make_interval(secs => CAST(:window_s AS float8)), size_bytes FROM batch_files WHERE id = :file FOR UPDATE
 """)
 _BATCHES = text("""
 SELECT * FROM batches
@@ -73,7 +76,7 @@ class BatchRows(Rows):
         await self._connection.execute(_COMPLETE_FILE, {"id": file_id, "tenant": tenant_id, "keep_s": keep_s})
 
     async def stored_bytes(self, tenant_id: str) -> int:
-        """Return the size of all files of a tenant, those that are being written included."""
+        """Return the size of all files of a tenant, also of those being written, and of what its open batches hold."""
         return int((await self._connection.execute(_STORED, {"tenant": tenant_id})).scalar_one())
 
     async def files(
