@@ -15,7 +15,7 @@ from services.serving.controller.probes import KEYED_PATH, KeyCheck
 from services.serving.instances import Instance
 
 SEALER = Sealer("k" * 32)
-TERMS: Any = SimpleNamespace(mode=SimpleNamespace(gpus=1))
+TERMS: Any = SimpleNamespace(mode=SimpleNamespace(gpus=1, workload=None))
 
 
 def a_controller(prober: Any = None) -> Any:
