@@ -48,6 +48,7 @@ from services.router.lanes import (
 from services.router.metrics import Metrics
 from services.router.outgoing import RequestWriter
 from services.router.probes import Trials, probe
+from services.router.reports import unreported
 from services.router.settings import RouterSettings
 from services.router.turn import Tokens, Turn
 from services.router.upstream import CHECK_S, KEPT_S, Connection, Limits, Origin, UpstreamError
@@ -511,9 +512,9 @@ def _put_together(router: Router, clock_s: Callable[[], float], requests: _Reque
 
     nothing = cast(Any, SimpleNamespace(**stubs | {"gap": _gap, "served": served}))
 
-    def arrived(*_: Any) -> list[int]:
+    def arrived(*_: Any) -> Callable[[int, int], None]:
         requests.arrived += 1
-        return [0, 0]
+        return unreported
 
     writer = RequestWriter(settings.order, router.upstream_keys)
     made.trials = Trials(router.fleet, router.lanes, writer)
