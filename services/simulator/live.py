@@ -144,7 +144,12 @@ def _outcome(run: LiveRun, name: str, parameters: Mapping[str, Any], report: Rep
 
 
 def _simulated(
-    run: LiveRun, name: str, parameters: Mapping[str, Any], report: Callable[[int, int], None], most_s: float
+    run: LiveRun,
+    name: str,
+    parameters: Mapping[str, Any],
+    report: Callable[[int, int], None],
+    most_s: float,
+    until_started: str | None = None,
 ) -> SimulationResult:
     until_s = time.perf_counter() + most_s
 
@@ -165,14 +170,15 @@ def _simulated(
         options=replace(run.engine, rigid=rigid),
         progress=progress,
         beginning=run.beginning,
+        until_started=until_started,
     )
 
 
 def earlier(asked: EarlierRequest) -> Earlier:
     """Return the first of some jobs that starts earlier than the one in whose place it would be submitted.
 
-    None does where the first, which is the job as it is, would: then it needs no change. Each is simulated up to the
-    planned start alone, under the policy in force.
+    None does where the first, which is the job as it is, would: then it needs no change. Each is simulated up to its
+    start or the planned one, under the policy in force.
     """
     until_s, name = time.perf_counter() + EARLIER_S, asked.state.policy
 
@@ -180,7 +186,8 @@ def earlier(asked: EarlierRequest) -> Earlier:
         run = live_run(asked.state.model_copy(update={"jobs": [*jobs]}))
         run = replace(run, engine=replace(run.engine, until_s=before_s))
         left_s = until_s - time.perf_counter()
-        found = _simulated(run, name, asked.state.parameters, lambda *_: None, left_s).columns.started_s
+        result = _simulated(run, name, asked.state.parameters, lambda *_: None, left_s, until_started=job_id)
+        found = result.columns.started_s
         at_s = found[run.workload.ids.index(job_id)]
         return float(at_s) if math.isfinite(at_s) else math.inf
 
@@ -189,7 +196,7 @@ def earlier(asked: EarlierRequest) -> Earlier:
     end_s = asked.state.at_s + HORIZON_S
     try:
         if len(others) < len(asked.state.jobs):
-            planned_s = min(planned_s, start_s(asked.state.jobs, asked.job_id, end_s))
+            planned_s = min(planned_s, start_s(asked.state.jobs, asked.job_id, min(planned_s, end_s)))
         before_s = min(planned_s - EARLIER_BY_S, end_s)
         for at, job in enumerate(asked.instead if before_s >= asked.state.at_s else ()):
             if job is not None and (starts_s := start_s([*others, job], job.id, before_s)) <= before_s:

@@ -33,6 +33,9 @@ class Recorder:
             self._started[row] = now_s
         self._last[row] = gpus
 
+    def has_started(self, row: int) -> bool:
+        return self._last[row] > 0
+
     def spent(self, row: int, gpu_s: float, energy_j: float, carbon_gco2: float) -> None:
         self._gpu_s[row] += gpu_s
         self._energy_j[row] += energy_j

@@ -84,12 +84,14 @@ def simulate(
     progress: Progress | None = None,
     beginning: Beginning | None = None,
     elsewhere: Sequence[CarbonTrace] = (),
+    until_started: str | None = None,
 ) -> SimulationResult:
     """Run a workload on a cluster under a policy, and return the result.
 
     ``predictor`` tells policies how long jobs will take; None: the workload does. With a ``beginning`` the run
     continues from a cluster at work, and reports progress at every active round. ``elsewhere`` are the grids of the
-    zones that the cluster names, but for that of ``trace``, which also has the nodes that name none.
+    zones that the cluster names, but for that of ``trace``, which also has the nodes that name none. The run is over
+    when the job ``until_started`` has started.
 
     Raises:
         DomainError: There is a predictor, but no job of the workload recurs; or the cluster names a zone without grid.
@@ -100,7 +102,8 @@ def simulate(
     simulation = Simulation(
         built, workload, cluster, trace, options or EngineOptions(), predictor, beginning, elsewhere
     )
-    return simulation.run(dict(parameters or {}), progress)
+    row = None if until_started is None else workload.ids.index(until_started)
+    return simulation.run(dict(parameters or {}), progress, row)
 
 
 class Simulation:
@@ -270,8 +273,10 @@ class Simulation:
     def _idle_w(self) -> float:
         return self.nodes.idle_w + self._slices.idle_w
 
-    def run(self, parameters: dict[str, Any], progress: Progress | None = None) -> SimulationResult:
-        """Run until the last job has ended, or ``until_s``."""
+    def run(
+        self, parameters: dict[str, Any], progress: Progress | None = None, until_started: int | None = None
+    ) -> SimulationResult:
+        """Run until the last job has ended, or ``until_s``, or a job (its row) has started."""
         submitted: list[float] = self.workload.submitted_s[self._arrivals].tolist()
         until_s = math.inf if self.options.until_s is None else self.options.until_s
         last_start_s, arrived, reported = self.gangs.now_s, 0, 0
@@ -311,6 +316,8 @@ class Simulation:
                     progress(self.recorder.completed, len(self.workload))
             elif self.gangs.learned or (changed and (self._replans or self._limits or self._may_start())):
                 self._passive()
+            if until_started is not None and self.recorder.has_started(until_started):
+                return self._result(parameters)
         if math.isfinite(until_s) and until_s > self.gangs.now_s:
             self._advance(until_s)
         if progress is not None:
