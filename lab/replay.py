@@ -66,6 +66,7 @@ def snapshot_from_json(stored: dict[str, Any]) -> Snapshot:
         outlooks=tuple(map(_outlook_from_json, outlooks)),
         tenant_gpu_quota=stored["tenant_gpu_quota"],
         tenant_weights=stored.get("tenant_weights", {}),
+        tenant_gpus_in_cells=stored.get("tenant_gpus_in_cells", {}),
         tenant_guarantees=stored.get("tenant_guarantees", {}),
         undivided=frozenset(stored.get("undivided", ())),
         speed_curves=np.array(stored.get("speed_curves", []), dtype=np.float64).reshape(_shape(stored)),

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from services.contracts.cells import WITHDRAWN
 from services.core.domain.errors import TransitionError
 from services.core.domain.jobs import JobState, check_transition
 
@@ -58,7 +59,8 @@ def decide(command: Command, job: Steered) -> Decision | None:
                 return None if cancel_requested else Decision("job.cancel_requested", {"cancel_requested": True})
             if state.is_final:
                 raise TransitionError(f"The job has {state} and cannot be cancelled any more.")
-            return _move(state, JobState.CANCELLED, "cancelled", ("ended_at",), expected_start_at=None)
+            detail = WITHDRAWN if command is Command.WITHDRAW else None
+            return _move(state, JobState.CANCELLED, "cancelled", ("ended_at",), expected_start_at=None, detail=detail)
         case Command.HOLD:
             if state is JobState.HELD:
                 return None

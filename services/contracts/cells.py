@@ -9,6 +9,9 @@ from services.contracts.schema import Flag, Instant, Message, Name, Text, maybe,
 ANY, HOME = "any", "home"
 """Among a job's `cells`: any of them. Among places where a job may wait: the installation that it was submitted to."""
 
+WITHDRAWN = "It was withdrawn before it had started."
+"""The detail of a job that was cancelled so: its home may place it anew."""
+
 Url = Annotated[str, StringConstraints(pattern=r"^https?://[^\s/?#@]+(/[^\s?#@]*)?$", max_length=500)]
 
 

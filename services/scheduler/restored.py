@@ -9,11 +9,10 @@ were started after the backup. Running it twice does no harm.
 import asyncio
 import os
 
+from services.core.domain.jobs import GENERATIONS
 from services.db.database import Database
 from services.kit.settings import NOT_POSTGRES, exit_with, is_postgres
 from services.scheduler.repository import rounds
-
-GENERATIONS = 1_000  #: A job is not given GPUs so often between a backup and its restore
 
 
 async def make_fit(database: Database) -> int:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,9 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from pydantic import ValidationError
 
-from services.admission.cells import placing
+from services.admission.cells import placing, remote
 from services.admission.cells.placing import EstimateHere, Placing
-from services.admission.cells.remote import RemoteJob
+from services.admission.cells.remote import COPY_LABEL, RemoteJob
 from services.admission.repository.cells import SETTLES_S
 from services.contracts.explanations import StartEstimate
 from services.contracts.jobs import SubmissionEntry
@@ -24,16 +26,20 @@ from tests.admission.conftest import admission_on
 from tests.admission.installation import SPEC, Admission, an_entry
 from tests.support.servers import fresh_database
 
+USED = """
+INSERT INTO job_footprints (job_id, energy_j, gpu_energy_j, estimated_energy_j, carbon_gco2, gpu_s)
+VALUES ($1, 100, 60, 10, 5, 2)
+"""
 CELL_TENANT = {"tenant_id": "home", "role": "user", "key_id": "key_of_home", "project": "home"}
 KEYS = {"user": CELL_TENANT, "admin": {"tenant_id": "default", "role": "admin", "key_id": "key_of_admin"}}
 
 
-def estimate(gco2_per_hour: float, *, suits: bool = True) -> StartEstimate:
+def estimate(gco2_per_hour: float, *, suits: bool = True, free: int = 1) -> StartEstimate:
     now = {"starts_at": "2026-01-01T00:00:00Z", "zone": "SE", "signal": "average_direct", "intensity_gco2_per_kwh": 1}
-    counts = {"gpus": 1, "free_gpus": 1, "suitable_gpus": int(suits), "waiting_jobs": 0}
+    counts = {"gpus": 1, "free_gpus": free, "suitable_gpus": int(suits), "waiting_jobs": 0}
     run = {**now, "carbon_gco2_per_hour": gco2_per_hour}
     return StartEstimate.model_validate(
-        {"policy": "joint", "starts_now": True, "placement": [], "assumptions": [], "now": run, **counts}
+        {"policy": "joint", "starts_now": free > 0, "placement": [], "assumptions": [], "now": run, **counts}
     )
 
 
@@ -48,7 +54,10 @@ class Door:
         self.refuses = ""
         self.garbles = ""
         self.fails_at = ""
-        self.delays = self.repeats = False
+        self.delays = self.is_too_fast = False
+        self.repeats: Callable[[], str] | None = None
+        self.free_gpus: int | None = None
+        self.asked = Counter[str]()
         self.under_way: list[SubmissionEntry] = []
 
     async def answer(self, request: web.Request) -> web.Response:
@@ -56,11 +65,14 @@ class Door:
             return web.Response(status=503)
         caller: dict[str, Any] = dict(KEYS[request.headers["authorization"].removeprefix("Bearer ")])
         path, body = request.path, await request.text()
+        self.asked[f"{request.method} {path}"] += 1
         if self.fails_at and path.endswith(self.fails_at):
             problem = {"type": "t", "title": "t", "status": 500, "code": "internal", "detail": "An internal error."}
             return web.json_response(problem, status=500)
         if path == "/v1/jobs:estimate":
-            return web.Response(text=estimate(self.gco2_per_hour).model_dump_json())
+            waiting = await self.cell.count("jobs", "ended_at IS NULL")
+            free = 1 if self.free_gpus is None else max(self.free_gpus - waiting, 0)
+            return web.Response(text=estimate(self.gco2_per_hour, free=free).model_dump_json())
         if path.endswith("/footprint"):
             told = {"job_id": "j", "footprint": {}, "zone": "SE", "signal": "average_direct", "pue": 1.5}
             return web.json_response({**told, "intervals": []})
@@ -73,6 +85,9 @@ class Door:
                 batch=False,
                 body=body,
             )
+            if self.is_too_fast:
+                problem = {"type": "t", "title": "t", "status": 429, "code": "rate_limited", "detail": "Too fast."}
+                return web.json_response(problem, status=429)
             if self.refuses:
                 problem = {
                     "type": "t",
@@ -87,11 +102,13 @@ class Door:
                 return web.Response(status=503)
             (found,) = await self.cell.submit_all(entry)
             return web.Response(status=503 if self.loses_answers else found.status, text=found.body)
-        asked = f"{path}?{request.query_string}".removesuffix("&cursor=again")
+        asked = f"{path}?{request.query_string}".partition("&cursor=")[0]
         passed = await self.cell.ask(request.method, asked, caller=caller, content=body)
         body = passed.content
         if self.repeats and path == "/v1/jobs" and request.method == "GET":
-            body = json.dumps({**json.loads(body), "next_cursor": "again"}).encode()
+            listed = json.loads(body)
+            items = [{**each, "id": self.repeats()} for each in listed["items"]]
+            body = json.dumps({**listed, "items": items, "next_cursor": "again"}).encode()
         if self.garbles and self.garbles in body.decode():
             document = json.loads(body)
             for job in document.get("items", [document]):
@@ -109,8 +126,11 @@ class Pair:
         self.here = estimate(100.0)
         reach = home.app.state.cells._reach
 
-        self.engine = create_engine(home.database_url)
-        self.placing = Placing(self.engine, reach.cell, self.offer_here, lambda: None, again_s=0.0)
+        self.engine, self._connect = create_engine(home.database_url), reach.cell
+        self.placing = self.new_placing()
+
+    def new_placing(self, again_s: float = 0.0) -> Placing:
+        return Placing(self.engine, self._connect, self.offer_here, lambda: None, again_s)
 
     async def offer_here(self, tenant_id: str, body: bytes) -> StartEstimate:
         return self.here
@@ -141,7 +161,10 @@ class Pair:
         """Forget all jobs and cells, so that the next test begins with none."""
         await self.engine.dispose()
         for each in (self.home, self.cell):
-            await each.database.execute("TRUNCATE jobs, cells, cell_jobs, cell_energy, job_footprints CASCADE")
+            await each.database.execute("UPDATE tenants SET limits = '{}'")
+            await each.database.execute(
+                "TRUNCATE allocations, jobs, cells, cell_jobs, cell_energy, job_footprints CASCADE"
+            )
 
 
 @pytest.fixture(scope="module")
@@ -202,11 +225,7 @@ async def test_a_job_runs_where_it_is_cleanest_and_is_followed_there(pair: Pair)
     assert spec["command"] == SPEC["command"]
     assert "cells" not in spec
     await pair.cell.start(copy["id"])
-    await pair.cell.database.execute(
-        "INSERT INTO job_footprints (job_id, energy_j, gpu_energy_j, estimated_energy_j, carbon_gco2, gpu_s) "
-        "VALUES ($1, 100, 60, 10, 5, 2)",
-        copy["id"],
-    )
+    await pair.cell.database.execute(USED, copy["id"])
     await pair.turns(2)
     job = await pair.job(job_id)
     assert (job["state"], job["gpus"], job["footprint"]["energy_j"]) == ("running", 2, 100)
@@ -214,7 +233,9 @@ async def test_a_job_runs_where_it_is_cleanest_and_is_followed_there(pair: Pair)
     assert (refused.status_code, "in cell north" in refused.json()["detail"]) == (409, True)
     await pair.cell.database.execute("UPDATE job_footprints SET energy_j = 130, carbon_gco2 = 7")
     await pair.cell.end(copy["id"])
-    await pair.turns(2)
+    pair.door.asked.clear()
+    await pair.turns(4)
+    assert pair.door.asked[f"GET /v1/jobs/{copy['id']}"] == 1, "asked once, and again when its energy is settled"
     job = await pair.job(job_id)
     assert (job["state"], job["cell"], job["footprint"]["carbon_gco2"]) == ("succeeded", "north", 7)
     (line,) = await pair.home.database.fetch("SELECT * FROM cell_lines")
@@ -225,6 +246,7 @@ async def test_a_job_runs_where_it_is_cleanest_and_is_followed_there(pair: Pair)
     assert [each["type"] for each in events] == ["job.submitted", "job.in_cell", "job.running", "job.succeeded"]
     settled = f"UPDATE jobs SET ended_at = now() - interval '{SETTLES_S + 1} s'"
     await pair.cell.database.execute(settled)
+    await pair.home.database.execute("UPDATE cell_jobs SET seen = seen - 'ended_at'")  # as a minute later
     await pair.turns()
     assert (await pair.home.ask("DELETE", "/v1/cells/north", role="admin")).status_code == 204
 
@@ -360,9 +382,11 @@ async def test_holds_go_to_the_cell_and_come_back(pair: Pair) -> None:
 
 @pytest.mark.parametrize("settled", [True, False])
 async def test_a_copy_whose_job_has_ended_is_cancelled_in_a_cell_that_was_restored(pair: Pair, settled: bool) -> None:
+    """And what it used meanwhile is in this installation's report, up to the end."""
     await pair.add()
     job_id = await pair.home.submit({"cells": ["any"]})
     await pair.turns(2)
+    await pair.cell.database.execute(USED, (await pair.copies())[0]["id"])
     await pair.cell.start((await pair.copies())[0]["id"])
     await pair.cell.end((await pair.copies())[0]["id"])
     if settled:
@@ -371,7 +395,13 @@ async def test_a_copy_whose_job_has_ended_is_cancelled_in_a_cell_that_was_restor
     await pair.cell.database.execute("UPDATE jobs SET state = 'queued', ended_at = NULL, generation = 1000")
     await pair.turns(2)
     assert [each["state"] for each in await pair.copies()] == ["cancelled"]
-    assert (await pair.job(job_id))["state"] == "succeeded"
+    await pair.cell.database.execute(f"UPDATE jobs SET ended_at = now() - interval '{SETTLES_S + 1} s'")
+    await pair.cell.database.execute("UPDATE job_footprints SET energy_j = 170")
+    await pair.home.database.execute("UPDATE cell_jobs SET seen = seen - 'ended_at'")  # as a minute later
+    await pair.turns(2)
+    job = await pair.job(job_id)
+    assert (job["state"], job["footprint"]["energy_j"]) == ("succeeded", 170)
+    assert await pair.home.database.fetchval("SELECT state FROM cell_jobs") == "over"
 
 
 async def test_a_copy_that_was_withdrawn_does_not_run_in_a_cell_that_was_restored(pair: Pair) -> None:
@@ -419,11 +449,7 @@ async def test_a_ledger_that_has_less_than_before_leaves_no_hour_with_less_than_
     await pair.turns()
     (copy,) = await pair.copies()
     await pair.cell.start(copy["id"])
-    used = (
-        "INSERT INTO job_footprints (job_id, energy_j, gpu_energy_j, estimated_energy_j, carbon_gco2, gpu_s) "
-        "VALUES ($1, 100, 60, 10, 5, 2)"
-    )
-    await pair.cell.database.execute(used, copy["id"])
+    await pair.cell.database.execute(USED, copy["id"])
     lines = "SELECT energy_j, carbon_gco2 FROM cell_lines ORDER BY hour"
     await pair.turns(2)
     await pair.cell.database.execute("UPDATE job_footprints SET energy_j = 90")
@@ -499,7 +525,7 @@ async def test_a_refusal_is_told_whatever_characters_it_has(pair: Pair) -> None:
 
 async def test_a_job_that_a_cell_refused_is_not_offered_to_it_again_at_once(pair: Pair) -> None:
     await pair.add()
-    pair.placing = Placing(pair.engine, pair.home.app.state.cells._reach.cell, pair.offer_here, lambda: None, 300.0)
+    pair.placing = pair.new_placing(300.0)
     pair.here = estimate(100.0, suits=False)
     pair.door.refuses = "The tenant may have no more jobs."
     job_id = await pair.home.submit({"cells": ["north"]})
@@ -511,14 +537,123 @@ async def test_a_job_that_a_cell_refused_is_not_offered_to_it_again_at_once(pair
     assert (await pair.job(job_id))["cell"] is None, "home takes it"
 
 
-async def test_a_cell_whose_pages_have_no_end_does_not_hold_up_the_others(pair: Pair) -> None:
+@pytest.mark.parametrize("ids", [itertools.repeat("job_1"), map(str, itertools.count())], ids=["same", "ever new"])
+async def test_a_cell_whose_pages_have_no_end_does_not_hold_up_the_others(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, ids: Iterator[str]
+) -> None:
+    monkeypatch.setattr(remote, "MOST_PAGES", 5)
     await pair.add()
     job_id = await pair.home.submit({"cells": ["north"]})
     await pair.turns(2)
-    pair.door.repeats = True
+    pair.door.repeats = ids.__next__
+    pair.door.asked.clear()
     async with asyncio.timeout(20):
         await pair.turns()
+    assert pair.door.asked["GET /v1/jobs"] <= 5
     assert (await pair.job(job_id))["cell"] == "north"
+
+
+async def test_a_cell_that_has_too_many_requests_has_refused_nothing(pair: Pair) -> None:
+    await pair.add()
+    pair.door.is_too_fast = True
+    job_id = await pair.home.submit({"cells": ["any"]})
+    await pair.turns(3)
+    assert (await pair.job(job_id))["reason"] == "in_cell"
+    pair.door.is_too_fast = False
+    await pair.turns(2)
+    assert len(await pair.copies()) == 1
+
+
+@pytest.mark.parametrize(("state", "cell"), [("queued", ""), ("running", ""), ("running", None)])
+async def test_a_home_that_was_restored_takes_its_cells_word_for_what_it_has(
+    pair: Pair, state: str, cell: str | None
+) -> None:
+    """What it knew of the copy is lost with the database, and home is cleaner by now: the job stays in the cell."""
+    await pair.add()
+    job_id = await pair.home.submit({"cells": ["any"]})
+    await pair.turns()
+    (copy,) = await pair.copies()
+    if state == "running":
+        await pair.cell.start(copy["id"])
+    await pair.home.database.execute("TRUNCATE cell_jobs")
+    await pair.home.database.execute("UPDATE jobs SET cell = $1, generation = 1000", cell)
+    pair.here, pair.door.is_cut_off = estimate(0.5), True
+    pair.placing = pair.new_placing()
+    await pair.turns(2)
+    job = await pair.job(job_id)
+    assert (job["cell"], job["state"]) == (None, "queued"), "it is placed nowhere before the cell has answered"
+    pair.door.is_cut_off = False
+    await pair.turns(2)
+    job = await pair.job(job_id)
+    assert (job["cell"], job["state"]) == ("north", state)
+    assert [each["state"] for each in await pair.copies()] == [state]
+    await pair.cell.end(copy["id"])
+    await pair.turns(2)
+    assert (await pair.job(job_id))["state"] == "succeeded"
+
+
+async def test_a_copy_that_was_withdrawn_before_home_was_restored_cancels_no_job(pair: Pair) -> None:
+    await pair.add()
+    job_id = await pair.home.submit({"cells": ["any"]})
+    await pair.turns()
+    pair.door.gco2_per_hour = 200.0
+    await pair.turns(3)
+    assert (await pair.job(job_id))["cell"] is None
+    await pair.home.database.execute("TRUNCATE cell_jobs")
+    await pair.home.database.execute("UPDATE jobs SET cell = '', generation = 1000")
+    pair.door.gco2_per_hour = 1.0
+    await pair.turns(3)
+    job = await pair.job(job_id)
+    assert (job["cell"], job["state"]) == ("north", "queued")
+    assert [each["state"] for each in await pair.copies()] == ["cancelled", "queued"]
+
+
+async def test_a_restored_home_keeps_what_it_has_started_since_and_no_cell_may_take_what_is_not_for_it(
+    pair: Pair,
+) -> None:
+    await pair.add()
+    runs, later = [await pair.home.submit({"cells": ["any"]}) for _ in range(2)]
+    await pair.turns()
+    await pair.home.database.execute("TRUNCATE cell_jobs")
+    await pair.home.database.execute("UPDATE jobs SET cell = NULL")
+    await pair.home.start(runs)
+    await pair.home.database.execute('UPDATE jobs SET spec = spec || \'{"cells": ["south"]}\' WHERE id = $1', later)
+    await pair.cell.database.execute(
+        "UPDATE jobs SET spec = jsonb_set(spec, '{labels}', spec -> 'labels' || $2) WHERE id = $1",
+        (await pair.copies())[1]["id"],
+        json.dumps({COPY_LABEL: f"{later}.99"}),
+    )
+    await pair.turns(2)
+    assert {(await pair.job(each))["cell"] for each in (runs, later)} == {None}
+    assert [each["state"] for each in await pair.copies()] == ["cancelled", "queued"]
+
+
+async def test_what_a_tenant_may_hold_spans_the_cells(pair: Pair) -> None:
+    await pair.add()
+    await pair.home.database.execute("UPDATE tenants SET limits = '{\"max_gpus\": 4}' WHERE id = 'default'")
+    at_home = await pair.home.submit()
+    await pair.home.start(at_home)  # with two GPUs
+    wide = await pair.home.submit({"cells": ["any"], "gpus": {"min": 1, "max": 5}})
+    jobs = [await pair.home.submit({"cells": ["any"]}) for _ in range(3)]
+    await pair.turns(2)
+    found = [await pair.job(each) for each in jobs]
+    assert [each["cell"] for each in found[:2]] == ["north", "north"]
+    assert (found[2]["reason"], "may hold at once" in found[2]["detail"]) == ("choosing_cell", True)
+    assert (await pair.job(wide))["cell"] is None, "no cell would keep it to its tenant's limit"
+    await pair.home.end(at_home)
+    await pair.turns()
+    assert (await pair.job(jobs[2]))["cell"] == "north"
+
+
+async def test_cells_are_asked_once_about_equal_jobs_and_take_no_more_than_they_have_free(pair: Pair) -> None:
+    """Home and the cell together have room for all of them, and none waits."""
+    await pair.add()
+    pair.door.free_gpus, pair.here = 16, estimate(100.0, free=1_000)
+    jobs = [await pair.home.submit({"name": f"run-{at}", "cells": ["any"]}) for at in range(30)]
+    await pair.turns()
+    cells = [(await pair.job(each))["cell"] for each in jobs]
+    assert cells == ["north"] * 16 + [None] * 14
+    assert pair.door.asked["POST /v1/jobs:estimate"] < 10
 
 
 async def test_jobs_that_nobody_takes_keep_no_other_from_its_turn(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

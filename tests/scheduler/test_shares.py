@@ -72,6 +72,27 @@ async def test_usage_survives_a_restart_and_is_told_with_jains_index(world: Worl
     assert abs(found.jain - 0.9) < 0.01
 
 
+async def test_jobs_in_cells_count_in_what_their_tenant_may_hold_and_has_used(world: World) -> None:
+    await world.scheduler.turn()
+    async with client(world) as api:
+        await api.put("/v1/policies/active", json={"name": "fair+fifo"})
+    await weigh(world, "a", {"max_gpus": 3})
+    await world.node("n0", gpus=4)
+    runs, waits, *here = await jobs_of(world, "a", 4)
+    cell = "UPDATE jobs SET cell = 'north', state = $2 WHERE id = $1 RETURNING 1"
+    await world.fetch(cell, runs, "running")
+    await world.fetch(cell, waits, "queued")
+
+    await world.scheduler.turn()
+
+    assert sorted([await world.state(each) for each in here]) == ["queued", "starting"]
+    [memory] = await world.fetch("SELECT memory -> 'usage' -> 'gpus' AS gpus FROM scheduler_state")
+    assert memory["gpus"] == {"a": 2}
+    await world.fetch("UPDATE jobs SET state = 'succeeded', ended_at = now() WHERE id = $1 RETURNING 1", waits)
+    await world.scheduler.turn()
+    assert [await world.state(each) for each in here] == ["starting", "starting"], "a place has fallen free"
+
+
 async def test_only_operators_see_shares_and_other_policies_remember_none(world: World) -> None:
     await world.scheduler.turn()
     async with client(world, Role.USER) as api:

@@ -2,6 +2,7 @@
 
 Admission dies, loses connections and runs twice, while cells refuse, are cut off, answer late or in vain after it took
 effect, take in a submission minutes after nobody waits for its answer any more, and start and end jobs as they like.
+Home is restored from a backup once, when nothing of what it sent before is under way any more.
 """
 
 from __future__ import annotations
@@ -23,15 +24,17 @@ from services.admission.cells.placing import Placing
 from services.admission.cells.remote import COPY_LABEL, HOME_LABEL, RemoteCell, RemoteJob, RemoteSpec
 from services.admission.jobs import Jobs
 from services.admission.steering import Command
+from services.contracts.cells import WITHDRAWN
 from services.contracts.codes import ProblemCode
 from services.contracts.explanations import EmissionEstimate, StartEstimate
 from services.contracts.jobs import JobFootprint
 from services.core.domain.errors import TransitionError
-from services.core.domain.jobs import JobState
+from services.core.domain.jobs import GENERATIONS, JobState
 from services.db.engine import create_engine
 from services.kit.ids import new_id
 from services.kit.problems import ProblemError, conflict, not_found, unavailable
 from services.kit.repeating import repeat
+from services.scheduler.repository.rounds import RENUMBER, UNPLACE
 from tests.simulation import model_servers, postgres, system
 from tests.simulation.loop import Simulation
 from tests.simulation.postgres import Losses, SimulatedPostgres
@@ -41,7 +44,7 @@ STEPS = 60_000
 CALM_S = 1_200
 """A submission that is in doubt is so for ten minutes."""
 POLL_S = 8.0
-NAMES = ("north", "south")
+NAMES = ("north", "south", "east", "west", "mid")
 ENDED = frozenset({"succeeded", "failed", "cancelled"})
 
 
@@ -56,6 +59,9 @@ class _Copy:
     generation: int = 0
     energy_j: float = 0.0
     ended_at: datetime | None = None
+    detail: str | None = None
+    is_forgotten: bool = False
+    """Whether it had ended before home was restored from a backup, which does not know that."""
 
     def seen(self) -> RemoteJob:
         footprint = JobFootprint(energy_j=self.energy_j, carbon_gco2=self.energy_j / 10)
@@ -66,6 +72,7 @@ class _Copy:
             generation=self.generation,
             footprint=footprint,
             ended_at=self.ended_at,
+            detail=self.detail,
         )
 
     def become(self, state: JobState) -> None:
@@ -84,6 +91,7 @@ class _Cell:
     keys: dict[str, str] = field(default_factory=dict[str, str])
     cut_off_until_s: float = 0.0
     refuses: bool = False
+    under_way: int = 0
 
     async def _exchange(self, work: Callable[[], Any]) -> Any:
         draw, loop = self.simulation.choices.below, self.simulation.loop
@@ -92,7 +100,8 @@ class _Cell:
         if outcome == 1 or (loop.time() < self.cut_off_until_s and not self.simulation.is_calm):
             raise unavailable(self.name)
         if outcome == 3:  # it is under way for long, and nobody waits for it
-            loop.call_later((1.0, 20.0, 120.0, 400.0)[draw(4)], functools.partial(_try, work))
+            self.under_way += 1
+            loop.call_later((1.0, 20.0, 120.0, 400.0)[draw(4)], self._arrives, work)
             await asyncio.sleep(1.0)
             raise unavailable(self.name)
         if outcome == 4:
@@ -102,6 +111,10 @@ class _Cell:
             raise unavailable(self.name)
         return answer
 
+    def _arrives(self, work: Callable[[], Any]) -> None:
+        self.under_way -= 1
+        _try(work)
+
     async def live(self, home: str) -> dict[str, RemoteJob]:
         def work() -> dict[str, RemoteJob]:
             found = [each for each in self.copies.values() if each.labels[HOME_LABEL] == home]
@@ -110,8 +123,10 @@ class _Cell:
         return cast(Any, await self._exchange(work))
 
     async def made(self, copy: str) -> str | None:
-        found = (each.id for each in self.copies.values() if each.labels[COPY_LABEL] == copy)
-        return cast(Any, await self._exchange(lambda: next(found, None)))
+        def work() -> str | None:
+            return next((each.id for each in self.copies.values() if each.labels[COPY_LABEL] == copy), None)
+
+        return cast(Any, await self._exchange(work))
 
     async def submit(self, body: bytes, key: str) -> str:
         def work() -> str:
@@ -140,6 +155,7 @@ class _Cell:
                 raise conflict(f"It has {copy.state}.")
             if not copy.state.is_final:
                 copy.become({"hold": S.HELD, "release": S.QUEUED}.get(command, S.CANCELLED))
+                copy.detail = WITHDRAWN if command == Command.WITHDRAW else None
             return copy.seen()
 
         return cast(Any, await self._exchange(work))
@@ -220,6 +236,23 @@ class World(system.World):
     cells: dict[str, _Cell]
     at_home: set[str]
     made: list[str]
+    backup: dict[str, str]
+
+    def restore(self) -> None:
+        """Have home know what it knew when the backup was made: what ran there is queued, and no admission runs on."""
+        for running in self.running.values():
+            self.kill(running)
+        self.database.restart()
+        for table, rows in self.backup.items():
+            filled = f"INSERT INTO {table} SELECT * FROM json_populate_recordset(NULL::{table}, $rows${rows}$rows$)"
+            self.database.rows(f"DELETE FROM {table}; {filled}")
+        back = "UPDATE jobs SET state = 'queued' WHERE cell IS NULL AND state = 'running'"
+        self.database.rows(f"{back}; {UNPLACE}; {RENUMBER.replace('$1', str(GENERATIONS))}")
+        known = {str(row[0]) for row in self.database.rows("SELECT id FROM jobs")}
+        self.made = [each for each in self.made if each in known]
+        self.at_home.clear()
+        for copy in (copy for cell in self.cells.values() for copy in cell.copies.values()):
+            copy.is_forgotten = copy.state.is_final or copy.job_id not in known
 
 
 async def _begin(world: World) -> Jobs:
@@ -252,10 +285,11 @@ async def _play(simulation: Simulation) -> None:
     try:
         nothing = cast(Any, SimpleNamespace(all={}, agents={}))
         world = World(simulation, database, nothing, nothing, nothing)
-        world.cells = {name: _Cell(simulation, name) for name in NAMES}
-        world.at_home, world.made = set(), []
+        names = NAMES[: (2, 5)[draw(2)]]
+        world.cells = {name: _Cell(simulation, name) for name in names}
+        world.at_home, world.made, world.backup = set(), [], {}
         database.rows("INSERT INTO tenants (id, limits) VALUES ('t', '{}') ON CONFLICT DO NOTHING")
-        for name in NAMES:
+        for name in names:
             database.rows(
                 f"INSERT INTO cells (name, url, key, home, tenant_id) VALUES ('{name}', 'http://x', '', 'me', 't')"
             )
@@ -284,8 +318,7 @@ async def _play(simulation: Simulation) -> None:
             each.dies_at_step = None
         database.restart()
         simulation.calm_down()
-        for name in NAMES:
-            database.rows(f"UPDATE cells SET draining = false WHERE name = '{name}'")
+        database.rows("UPDATE cells SET draining = false")
         left: list[Any] = []
         for _ in range(0, CALM_S, 10):
             await asyncio.sleep(10)
@@ -305,14 +338,15 @@ async def _play(simulation: Simulation) -> None:
 
 
 async def _ask(world: World, job_id: str, command: Command) -> None:
-    with suppress(TransitionError):
+    with suppress(TransitionError, ProblemError):
         await model_servers.insist(world, "admission", lambda it: it.steer(system.OPERATOR, job_id, command))
 
 
 def _twice(world: World) -> str | None:
     """Return a job that was started in two places."""
     started = [*world.at_home]
-    started += [copy.job_id for cell in world.cells.values() for copy in cell.copies.values() if copy.generation]
+    copies = (copy for cell in world.cells.values() for copy in cell.copies.values() if not copy.is_forgotten)
+    started += [copy.job_id for copy in copies if copy.generation]
     return next((each for each in started if started.count(each) > 1), None)
 
 
@@ -327,6 +361,8 @@ def _check(world: World) -> None:
     }
     for cell in world.cells.values():
         for copy in cell.copies.values():
+            if copy.is_forgotten:
+                continue
             check("no copy is left behind", copy.state.is_final, f"{copy}")
             if copy.generation:
                 state, where = rows[copy.job_id][1:]
@@ -381,11 +417,18 @@ async def _disturb(world: World) -> None:
     draw = world.simulation.choices.below
     for at in itertools.count():
         await asyncio.sleep(2.0 * (1 + draw(8)))
-        match draw(4, often=0.6):
+        match draw(5, often=0.6):
             case 1:
                 world.database.restart()
             case 2:
-                free = f"SELECT name FROM cells WHERE name = '{NAMES[at % 2]}' FOR UPDATE SKIP LOCKED"
+                free = f"SELECT name FROM cells WHERE name = '{NAMES[at % len(world.cells)]}' FOR UPDATE SKIP LOCKED"
                 world.database.rows(f"UPDATE cells SET draining = NOT draining WHERE name IN ({free})")
+            case 3 if not world.backup:
+                tables = ("jobs", "cell_jobs", "cell_energy")
+                found = "SELECT coalesce(json_agg(t), '[]') FROM {} t"
+                world.backup = {each: str(world.database.rows(found.format(each))[0][0]) for each in tables}
+            case 3 if not any(cell.under_way for cell in world.cells.values()):
+                world.restore()
+                return
             case _:
                 pass

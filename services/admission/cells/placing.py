@@ -1,8 +1,11 @@
 """Places jobs in cells, follows them there, and takes back those that wait."""
 
+from __future__ import annotations
+
 import asyncio
+import math
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -10,15 +13,16 @@ import orjson
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from services.admission.cells.remote import COPY_LABEL, HOME_LABEL, RemoteCell, RemoteJob, UnreadableError, copy_of
-from services.admission.repository.cells import CellRepository, CellRow, GivenRow, WaitingRow
+from services.admission.repository.cells import CellRepository, CellRow, GivenRow, Room, WaitingRow
 from services.admission.steering import Command
-from services.contracts.cells import ANY, HOME
+from services.contracts.cells import ANY, HOME, WITHDRAWN
 from services.contracts.codes import ProblemCode
 from services.contracts.explanations import StartEstimate
 from services.contracts.jobs import JobSpec
-from services.core.domain.jobs import JobState
+from services.core.domain.jobs import GENERATIONS, JobState
 from services.core.domain.reasons import Reason
 from services.core.policies.cells import Offer, Terms, emissions, is_worth_a_move, ranked
+from services.core.profiles.recurrence import job_group
 from services.db.engine import is_connection_error
 from services.kit.ids import utc_now
 from services.kit.logging import Log
@@ -28,9 +32,13 @@ from services.kit.text import visible
 log = Log(__name__)
 
 FOLLOWED_S = 30.0  #: After so long in one turn, a slow cell's other jobs wait for the next: so do the other cells
-PLACED_AT_ONCE = 50  #: Jobs whose places are chosen in one turn
+PLACED_S = 5.0  #: For so long in one turn, places are chosen
+PLACED_AT_ONCE = 50  #: Jobs that are read at once for that
+ASKED_AT_ONCE = 10  #: Jobs about which cells are asked at the same time
+MOST_DIGITS = 8  #: Of an attempt's number
 NOTED_EVERY = timedelta(seconds=10)  #: How old it may be when a cell was heard last
 LOOKED_AT_AT_ONCE = 2  #: Waiting jobs about which the cells are asked again in one turn
+FULL = "Its tenant has the GPUs that it may hold at once, here and in all cells."
 
 Connect = Callable[[str, str, bytes], RemoteCell]
 """Return how a cell of a name, address and sealed key is asked; ``ProblemError`` if its key cannot be opened."""
@@ -46,6 +54,36 @@ class Heard:
     row: CellRow
     remote: RemoteCell
     answers: bool = True
+    is_whole: bool = False  #: Whether each copy there is noted or not wanted
+
+
+@dataclass(frozen=True)
+class Waits:
+    """A job that waits; every installation says the same of jobs of one ``kind``."""
+
+    row: WaitingRow
+    spec: JobSpec
+    kind: bytes
+
+    @classmethod
+    def of(cls, row: WaitingRow) -> Waits:
+        group, _ = job_group(row.tenant_id, row.spec)  # by which lengths are predicted
+        told = {name: value for name, value in row.spec.items() if name not in ("name", "command", "env")}
+        return cls(row, JobSpec.as_stored(row.spec), orjson.dumps((row.tenant_id, group, told)))
+
+
+@dataclass
+class Told:
+    """What an installation offers to a job, or why nothing, and to equal ones until it has been given too many."""
+
+    offer: Offer | str
+    gpus: int = 0  #: That the job would have
+    most: float = math.inf  #: So many GPUs are given there before it is asked again
+    given: int = 0
+
+    @property
+    def holds(self) -> bool:
+        return not self.given or self.given + self.gpus <= self.most
 
 
 class Placing:
@@ -64,12 +102,16 @@ class Placing:
         self._again_s = again_s
         self._looked_at, self._next_lap_s = "", 0.0
         self._placed_up_to = ""  # jobs that nobody takes now keep no others from their turn
+        self._heard = set[str]()  #: Cells of whose copies all have been claimed since this process began
         self._refused: dict[tuple[str, str], float] = {}  #: By job and cell: until when it is not offered there again
+        self._told: dict[tuple[str, bytes], Told] = {}  #: In this turn, by installation and kind of job
+        self._rooms: dict[str, Room] = {}  #: In this turn, by tenant
 
     async def turn(self) -> None:
         """Follow what cells have, choose places, and look at some jobs that wait again."""
         now_s = time.monotonic()
         self._refused = {each: until_s for each, until_s in self._refused.items() if until_s > now_s}
+        self._told = {}
         async with self._engine.connect() as connection:
             repository = CellRepository(connection)
             if not await repository.is_needed():
@@ -77,14 +119,31 @@ class Placing:
             rows = await repository.cells()
         cells = [found for found in await asyncio.gather(*map(self._follow, rows)) if found is not None]
         by_name = {cell.row.name: cell for cell in cells if cell.answers}
-        async with self._engine.connect() as connection:
-            waiting = await CellRepository(connection).to_place(self._placed_up_to, PLACED_AT_ONCE)
-        self._placed_up_to = waiting[-1].id if len(waiting) == PLACED_AT_ONCE else ""
-        for row in waiting:
-            if rows:
-                await self._place(row, by_name)
-            else:
-                await self._keep(row, None)
+        self._heard |= {cell.row.name for cell in cells if cell.is_whole}
+        silent = {row.name for row in rows} - self._heard
+        until_s = time.monotonic() + PLACED_S
+        while time.monotonic() < until_s:
+            async with self._engine.connect() as connection:
+                waiting = await CellRepository(connection).to_place(self._placed_up_to, PLACED_AT_ONCE)
+                self._rooms = await CellRepository(connection).rooms()
+            self._placed_up_to = waiting[-1].id if len(waiting) == PLACED_AT_ONCE else ""
+            jobs = list[Waits]()
+            for job in map(Waits.of, waiting):
+                if not rows or job.spec.stays_because is not None:
+                    await self._keep(job.row, None)
+                elif job.row.generation >= GENERATIONS and (unheard := may_have(job.spec, silent)):
+                    async with self._engine.begin() as connection:
+                        detail = f"Cells may have it since before a restore: {', '.join(sorted(unheard))}."
+                        await CellRepository(connection).say(job.row.id, detail)
+                else:
+                    jobs.append(job)
+            for at, job in enumerate(jobs):
+                if at % ASKED_AT_ONCE == 0:  # at once, and once about equal ones
+                    kinds = {each.kind: each for each in jobs[at : at + ASKED_AT_ONCE] if self._has_room(each)}
+                    await asyncio.gather(*(self._offers(each, by_name) for each in kinds.values()))
+                await self._place(job, by_name)
+            if not self._placed_up_to:
+                break
         await self._look_again(by_name)
 
     async def _follow(self, row: CellRow) -> Heard | None:
@@ -99,11 +158,12 @@ class Placing:
                 given = await CellRepository(connection).given(row.name)
             until_s = time.monotonic() + FOLLOWED_S
             for each in given:
-                if time.monotonic() < until_s:
+                if time.monotonic() < until_s and not (each.settles and each.remote_id not in live):
                     problem = await self._advance(cell, each, live) or problem
             for remote_id in live.keys() - {each.remote_id for each in given}:
                 if (copy := live[remote_id]) is not None and time.monotonic() < until_s:
-                    problem = await self._end_stray(cell, copy) or problem
+                    problem = await self._claim(cell, copy) or problem
+            cell.is_whole = time.monotonic() < until_s
         except Exception as error:  # whatever befalls one cell, the others have their turn
             if is_connection_error(error):
                 raise
@@ -129,6 +189,8 @@ class Placing:
                         await CellRepository(connection).turn(row.job_id, row.attempt, "there", "leaving")
                 elif row.handing == "leaving" and copy.generation == 0:
                     await self._withdraw(cell, row, row.remote_id)
+                elif copy.state is JobState.CANCELLED and copy.detail == WITHDRAWN:  # before a restore of this database
+                    await self._take_back(cell, row)
                 else:
                     await self._mirror(cell, row, copy)
         except ProblemError as error:
@@ -143,16 +205,16 @@ class Placing:
             return f"{row.job_id}: {error.detail}"
         return None
 
-    async def _end_stray(self, cell: Heard, copy: RemoteJob) -> str | None:
-        """Cancel a copy of a job that has ended or is elsewhere, as a cell restored from a backup has them again."""
+    async def _claim(self, cell: Heard, copy: RemoteJob) -> str | None:
+        """Note a copy that is not noted, or cancel it: either installation may have been restored from a backup."""
         job_id, _, attempt = copy.spec.labels.get(COPY_LABEL, "").partition(".")
-        if not attempt.isdecimal():
+        if not attempt.isdecimal() or len(attempt) > MOST_DIGITS:
             return None
-        async with self._engine.connect() as connection:
-            over = await CellRepository(connection).is_over(job_id, int(attempt))
-        if over is None:
+        async with self._engine.begin() as connection:
+            wanted = await CellRepository(connection).claim(job_id, int(attempt), cell.row.name, copy.id)
+        if wanted is None:
             return f"{copy.id} is a copy of {job_id}, which is not known here."
-        if over:
+        if not wanted:
             log.warning("cell.stray", cell=cell.row.name, job=job_id, copy=copy.id)
             try:
                 await cell.remote.steer(copy.id, Command.CANCEL)
@@ -173,7 +235,7 @@ class Placing:
         try:
             remote_id = await cell.remote.submit(row.body.encode(), f"cell-{copy}")
         except ProblemError as error:
-            if error.status >= 500:
+            if error.status >= 500 or error.problem_code is ProblemCode.RATE_LIMITED:
                 raise
             refusal = error
             remote_id = await cell.remote.made(copy) if doubt.before is not None else None
@@ -199,9 +261,12 @@ class Placing:
                 await CellRepository(connection).turn(row.job_id, row.attempt, "leaving", "there")
             return
         if copy.state is JobState.CANCELLED and copy.generation == 0:
-            async with self._engine.begin() as connection:
-                detail = f"Cell {cell.row.name} gave it back before it had started."
-                await CellRepository(connection).back(row.job_id, row.attempt, detail)
+            await self._take_back(cell, row)
+
+    async def _take_back(self, cell: Heard, row: GivenRow) -> None:
+        async with self._engine.begin() as connection:
+            detail = f"Cell {cell.row.name} gave it back before it had started."
+            await CellRepository(connection).back(row.job_id, row.attempt, detail)
 
     async def _mirror(self, cell: Heard, row: GivenRow, copy: RemoteJob) -> None:
         """Note how a copy is, or have it become as its user wants."""
@@ -223,22 +288,30 @@ class Placing:
                 await CellRepository(connection).turn(row.job_id, row.attempt, "leaving", "there")
             await CellRepository(connection).mirror(row, cell.row.name, document)
 
-    async def _place(self, row: WaitingRow, cells: Mapping[str, Heard]) -> None:
+    def _has_room(self, job: Waits) -> bool:
+        """Whether a job's tenant may have its GPUs in a cell now, or could never have as many there."""
+        room = self._rooms.get(job.row.tenant_id)
+        return room is None or not room.left < job.spec.gpus.largest <= room.most
+
+    async def _place(self, job: Waits, cells: Mapping[str, Heard]) -> None:
         """Choose where a job is to run, and have it go there."""
-        spec = JobSpec.as_stored(row.spec)
-        offers, said = await self._offers(row, spec, cells)
-        best = ranked(offers, terms_of(spec))
+        offers, said = await self._offers(job, cells) if self._has_room(job) else ([], [FULL])
+        best = ranked(offers, terms_of(job.spec))
         if not best:
             async with self._engine.begin() as connection:
-                await CellRepository(connection).say(row.id, f"No installation takes it now. {' '.join(said)}")
-            return
-        words = why(best)
-        if best[0].cell == HOME:
-            await self._keep(row, words)
-            return
-        cell = cells[best[0].cell]
-        if await self._give(row, cell, words, moved=False):
-            await self._advance_new(cell, row.id)
+                await CellRepository(connection).say(job.row.id, f"No installation takes it now. {' '.join(said)}")
+        elif best[0].cell == HOME:
+            await self._keep(job.row, why(best))
+            self._count(job, HOME)
+        else:
+            await self._give(job, cells[best[0].cell], why(best), moved=False)
+
+    def _count(self, job: Waits, place: str) -> None:
+        """Count a job for what was told of the installation that has it now."""
+        gpus = self._told[place, job.kind].gpus
+        for (name, _), told in self._told.items():
+            if name == place:
+                told.given += gpus
 
     async def _keep(self, row: WaitingRow, words: str | None) -> None:
         async with self._engine.begin() as connection:
@@ -246,56 +319,63 @@ class Placing:
         if kept:
             self._on_change()
 
-    async def _advance_new(self, cell: Heard, job_id: str) -> None:
-        """Send a job that was just given to a cell, so that the next estimate there sees it."""
-        async with self._engine.connect() as connection:
-            given = [each for each in await CellRepository(connection).given(cell.row.name) if each.job_id == job_id]
-        try:
-            for row in given:
-                await self._send(cell, row)
-        except ProblemError as error:
-            cell.answers = False
-            log.warning("cell.unanswered", cell=cell.row.name, job=job_id, error=str(error))
+    async def _give(self, job: Waits, cell: Heard, words: str, *, moved: bool) -> None:
+        """Give a job to a cell and send it at once, so that the next estimate there sees it."""
+        row, gpus = job.row, job.spec.gpus.largest
 
-    async def _give(self, row: WaitingRow, cell: Heard, words: str, *, moved: bool) -> bool:
         def body(attempt: int) -> str:
             labels = {HOME_LABEL: cell.row.home, COPY_LABEL: f"{row.id}.{attempt}"}
             return orjson.dumps(copy_of(row.spec, labels, cell.row.project)).decode()
 
         async with self._engine.begin() as connection:
-            return await CellRepository(connection).give(row.id, cell.row.name, body, words, moved=moved)
+            repository = CellRepository(connection)
+            given = await repository.give(row.id, cell.row.name, body, words, gpus=gpus, moved=moved)
+        if given is None:
+            return
+        self._count(job, cell.row.name)
+        if (room := self._rooms.get(row.tenant_id)) is not None:
+            self._rooms[row.tenant_id] = room._replace(left=room.left - gpus)
+        try:
+            await self._send(cell, given)
+        except ProblemError as error:
+            cell.answers = False
+            log.warning("cell.unanswered", cell=cell.row.name, job=row.id, error=str(error))
 
-    async def _offers(
-        self, row: WaitingRow, spec: JobSpec, cells: Mapping[str, Heard]
-    ) -> tuple[list[Offer], list[str]]:
+    async def _offers(self, job: Waits, cells: Mapping[str, Heard]) -> tuple[list[Offer], list[str]]:
         """Return what this installation and those cells that may run a job offer, and why others offer nothing."""
-        names = spec.cells or []
+        names, room = may_have(job.spec, cells), self._rooms.get(job.row.tenant_id)
         asked = [
             cell
             for name, cell in cells.items()
-            if cell.answers and not cell.row.draining and (ANY in names or name in names)
-            if (row.id, name) not in self._refused
+            if cell.answers and not cell.row.draining and name in names
+            if (job.row.id, name) not in self._refused and (room is None or job.spec.gpus.largest <= room.most)
         ]
-        answers = await asyncio.gather(self._offer_here(row), *(self._offer_of(cell, row) for cell in asked))
+        answers = await asyncio.gather(self._told_by(None, job), *(self._told_by(cell, job) for cell in asked))
         offers = [each for each in answers if isinstance(each, Offer)]
         return offers, [each for each in answers if isinstance(each, str)]
 
-    async def _offer_here(self, row: WaitingRow) -> Offer | str:
-        try:
-            found = await self._here(row.tenant_id, orjson.dumps(copy_of(row.spec, {}, None)))
-        except ProblemError as error:
-            return f"Here: {error}"
-        return offer_of(HOME, found) or "Here: no node suits it."
+    async def _told_by(self, cell: Heard | None, job: Waits) -> Offer | str:
+        """Return what a cell, or this installation, offers to a job; it is asked where what it told holds no more."""
+        at = HOME if cell is None else cell.row.name, job.kind
+        if at not in self._told or not self._told[at].holds:
+            self._told[at] = await self._ask(cell, job.row)
+        return self._told[at].offer
 
-    async def _offer_of(self, cell: Heard, row: WaitingRow) -> Offer | str:
-        name = cell.row.name
+    async def _ask(self, cell: Heard | None, row: WaitingRow) -> Told:
+        name, where = (HOME, "Here") if cell is None else (cell.row.name, f"Cell {cell.row.name}")
         try:
-            found = await cell.remote.estimate(orjson.dumps(copy_of(row.spec, {}, cell.row.project)))
+            if cell is None:
+                found = await self._here(row.tenant_id, orjson.dumps(copy_of(row.spec, {}, None)))
+            else:
+                found = await cell.remote.estimate(orjson.dumps(copy_of(row.spec, {}, cell.row.project)))
         except ProblemError as error:
-            if error.status >= 500:
+            if cell is not None and error.status >= 500:
                 cell.answers = False
-            return f"Cell {name}: {error}"
-        return offer_of(name, found) or f"Cell {name}: no node suits it."
+            return Told(f"{where}: {error}")
+        offer = offer_of(name, found)
+        if offer is None:
+            return Told(f"{where}: no node suits it.")
+        return Told(offer, found.gpus, math.inf if math.isinf(offer.start_s) else found.free_gpus // 2)
 
     async def _look_again(self, cells: Mapping[str, Heard]) -> None:
         """Ask again about some jobs that wait, and have those move for which it pays."""
@@ -310,19 +390,17 @@ class Placing:
             await self._reconsider(row, cells)
 
     async def _reconsider(self, row: WaitingRow, cells: Mapping[str, Heard]) -> None:
-        spec = JobSpec.as_stored(row.spec)
-        here = row.cell or HOME
-        if spec.stays_because is not None or (here != HOME and here not in cells):
+        job, here = Waits.of(row), row.cell or HOME
+        if job.spec.stays_because is not None or (here != HOME and here not in cells):
             return
-        offers, _ = await self._offers(row, spec, cells)
-        own, terms = next((offer for offer in offers if offer.cell == here), None), terms_of(spec)
+        offers, _ = await self._offers(job, cells)
+        own, terms = next((offer for offer in offers if offer.cell == here), None), terms_of(job.spec)
         best = next(iter(ranked([offer for offer in offers if offer.cell != here], terms)), None)
         if own is None or best is None or not is_worth_a_move(own, best, terms, row.moves):
             return
         if here == HOME:
             words = f"It moves from here to cell {best.cell}. {why([best, *offers])}"
-            if await self._give(row, cells[best.cell], words, moved=True):
-                await self._advance_new(cells[best.cell], row.id)
+            await self._give(job, cells[best.cell], words, moved=True)
             return
         async with self._engine.begin() as connection:
             repository = CellRepository(connection)
@@ -352,6 +430,12 @@ def wanted(
     if state is JobState.QUEUED and seen is copy is JobState.HELD:
         return Command.RELEASE
     return None
+
+
+def may_have(spec: JobSpec, cells: Iterable[str]) -> set[str]:
+    """Return those of some cells that may run a job."""
+    names = spec.cells or ()
+    return {*cells} if ANY in names else {*cells} & {*names}
 
 
 def terms_of(spec: JobSpec) -> Terms:

@@ -27,6 +27,7 @@ HOME_LABEL, COPY_LABEL = "wattshift.home", "wattshift.copy-of"
 
 TIMEOUT_S = 10.0
 MOST_BYTES = 64 * 2**20  #: Of an answer
+MOST_PAGES = 200  #: Of jobs, 500 each, that are read at once: a cell may list ever new ones
 M = TypeVar("M", bound=Message)
 LIVE = [state for state in JobState if not state.is_final]
 
@@ -163,7 +164,7 @@ class RemoteCell:
         asked = "&".join([f"label={quote(label, safe='')}", *(f"state={state}" for state in states)])
         found: dict[str, RemoteJob | None] = {}
         more = ""
-        while True:
+        for _ in range(MOST_PAGES):
             page = await self._ask(Page[dict[str, Any]], "GET", f"/v1/jobs?limit=500&{asked}{more}")
             known = len(found)
             for item in page.items:
@@ -172,8 +173,9 @@ class RemoteCell:
                 except UnreadableError:  # it costs no other job its turn
                     found[self._read(Made, item).id] = None
             if page.next_cursor is None or len(found) == known:
-                return found
+                break
             more = f"&cursor={quote(page.next_cursor, safe='')}"
+        return found
 
     async def _ask(self, kind: type[M], method: str, path: str, body: bytes | None = None, key: str = "") -> M:
         sent = {**self._headers, IDEMPOTENCY_HEADER: key} if key else self._headers

@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 from sqlalchemy import Row, text
 
 from services.admission.repository import Repository
-from services.contracts.cells import Cell
+from services.contracts.cells import ANY, Cell
 from services.core.domain.jobs import JobState
 from services.core.domain.reasons import Reason
 from services.db.database import dumps
+from services.db.job_specs import MAX_GPUS
 
 DOUBT_S = 600.0
 """Within so long a submission that was not answered has arrived or never will: the gateway's own limits are shorter."""
@@ -53,7 +54,7 @@ UPDATE cells SET problem = :problem, heard_at = CASE WHEN :heard THEN now() ELSE
 """)
 
 _WAITING = text("""
-SELECT id, tenant_id, spec, cell, 0 AS moves FROM jobs
+SELECT id, tenant_id, spec, cell, 0 AS moves, generation FROM jobs
  WHERE cell = '' AND state = 'queued' AND NOT cancel_requested AND NOT hold_requested AND id > :after
  ORDER BY id LIMIT :limit
 """)
@@ -61,12 +62,12 @@ SELECT id, tenant_id, spec, cell, 0 AS moves FROM jobs
 # Jobs that wait, at home or in a cell, were never started and may be elsewhere.
 _ROAMING = text("""
 SELECT * FROM (
-    SELECT j.id, j.tenant_id, j.spec, j.cell, coalesce(t.moves, 0) AS moves
+    SELECT j.id, j.tenant_id, j.spec, j.cell, coalesce(t.moves, 0) AS moves, j.generation
       FROM jobs j LEFT JOIN cell_jobs t ON t.job_id = j.id
      WHERE j.cell IS NULL AND j.state = 'queued' AND j.spec ? 'cells' AND j.array_id IS NULL
        AND j.generation = 0 AND j.id > :after
     UNION ALL
-    SELECT j.id, j.tenant_id, j.spec, j.cell, t.moves
+    SELECT j.id, j.tenant_id, j.spec, j.cell, t.moves, j.generation
       FROM cell_jobs t JOIN jobs j ON j.id = t.job_id
      WHERE t.state = 'there' AND j.state = 'queued' AND j.generation = 0 AND j.id > :after
 ) found ORDER BY id LIMIT :limit
@@ -77,7 +78,8 @@ _LOCK = text("SELECT FROM jobs WHERE id = :job_id FOR UPDATE")
 # A statement of its own: one that waits for the lock reads `cell_jobs` as it was before.
 _LOCKED = text("""
 SELECT j.state, j.cell, j.tenant_id, j.cancel_requested, j.hold_requested, j.generation, j.expected_start_at,
-       coalesce(t.attempt, 0) AS attempt, coalesce(t.state, 'over') AS handing, t.doubt_until
+       coalesce(t.attempt, 0) AS attempt, coalesce(t.state, 'over') AS handing, t.doubt_until, t.cell AS given_to,
+       coalesce(j.spec -> 'cells', '[]') AS cells
   FROM jobs j LEFT JOIN cell_jobs t ON t.job_id = j.id WHERE j.id = :job_id
 """)
 
@@ -104,6 +106,8 @@ SELECT id, tenant_id, :type, CAST(:data AS jsonb) FROM jobs WHERE id = :job_id
 
 _LIVE = text("""
 SELECT t.job_id, t.attempt, t.state AS handing, t.remote_id, t.body, t.seen, t.zone,
+       coalesce(CAST(t.seen ->> 'ended_at' AS timestamptz) > now() - make_interval(secs => :settles_s), false)
+           AS settles,
        j.state, j.cancel_requested, j.hold_requested
   FROM cell_jobs t JOIN jobs j ON j.id = t.job_id WHERE t.cell = :cell AND t.state <> 'over' ORDER BY t.job_id
 """)
@@ -141,10 +145,19 @@ UPDATE jobs SET cell = '', state = :state, reason = :reason, detail = :detail, h
  WHERE id = :job_id
 """)
 
-_IS_OVER = text("""
-SELECT j.ended_at IS NOT NULL OR coalesce((t.attempt, t.state = 'over') >= (:attempt, true), false)
-  FROM jobs j LEFT JOIN cell_jobs t ON t.job_id = j.id WHERE j.id = :job_id
+_REOPEN = text("UPDATE cell_jobs SET state = 'there', remote_id = :remote_id WHERE job_id = :job_id")
+
+# What tenants may hold at once, and what is left of that: jobs in cells count by the most that they may have there.
+_ROOM = text(f"""
+SELECT t.tenant_id, t.max_gpus AS most,
+       t.max_gpus - coalesce((SELECT sum({MAX_GPUS}) FROM jobs j
+                               WHERE j.tenant_id = t.tenant_id AND j.cell <> '' AND j.ended_at IS NULL), 0)
+                  - coalesce((SELECT sum(g.gpus) FROM live_gangs g JOIN jobs j ON j.id = g.job_id
+                               WHERE j.tenant_id = t.tenant_id), 0) AS left_over
+  FROM tenant_limits t WHERE t.max_gpus IS NOT NULL AND (CAST(:tenant_id AS text) IS NULL OR t.tenant_id = :tenant_id)
 """)
+
+_LOCK_ROOM = text("SELECT pg_advisory_xact_lock(hashtextextended('gpus in cells of ' || :tenant_id, 0))")
 
 _TERMS = text("UPDATE cell_jobs SET zone = :zone, signal = :signal, pue = :pue WHERE job_id = :job_id")
 
@@ -215,10 +228,14 @@ class WaitingRow(NamedTuple):
     spec: dict[str, Any]
     cell: str | None
     moves: int
+    generation: int
 
 
 class GivenRow(NamedTuple):
-    """A job that a cell has or is to have; ``state`` and what was asked for are those at home."""
+    """A job that a cell has or is to have; ``state`` and what was asked for are those at home.
+
+    ``settles``: its copy has ended, and its cell's ledger is read once more, a minute later.
+    """
 
     job_id: str
     attempt: int
@@ -227,9 +244,17 @@ class GivenRow(NamedTuple):
     body: str
     seen: dict[str, Any]
     zone: str
+    settles: bool
     state: str
     cancel_requested: bool
     hold_requested: bool
+
+
+class Room(NamedTuple):
+    """How many GPUs a tenant may hold at once, here and in all cells, and how many more than it has."""
+
+    most: int
+    left: int
 
 
 class HeldBy(NamedTuple):
@@ -293,28 +318,40 @@ class CellRepository(Repository):
 
     async def given(self, cell: str) -> list[GivenRow]:
         """Return the jobs that a cell has or is to have, and those whose ends are not settled."""
-        return await self._all(_LIVE.bindparams(cell=cell), lambda row: GivenRow(**row))
+        return await self._all(_LIVE.bindparams(cell=cell, settles_s=SETTLES_S), lambda row: GivenRow(**row))
 
-    async def give(self, job_id: str, cell: str, body: Callable[[int], str], detail: str, *, moved: bool) -> bool:
-        """Give a job to a cell, which is to be sent it; return False if it is not to be given any more.
+    async def rooms(self, tenant_id: str | None = None) -> dict[str, Room]:
+        """Return what tenants with a limit of GPUs, or one, may hold besides what they have."""
+        found = await self._all(_ROOM.bindparams(tenant_id=tenant_id), lambda row: row)
+        return {row["tenant_id"]: Room(row["most"], row["left_over"]) for row in found}
+
+    async def give(
+        self, job_id: str, cell: str, body: Callable[[int], str], detail: str, *, gpus: int, moved: bool
+    ) -> GivenRow | None:
+        """Give a job to a cell, and return what it is to be sent; None if it is not to be given any more.
 
         Args:
             body: Returns what is submitted there, from the number of the attempt.
+            gpus: The most that it may have there.
             moved: Whether it waited at home before.
         """
         found = await self._locked(job_id)
         free = found is not None and (found.cell == "" or (found.cell is None and found.generation == 0))
         if found is None or not free or found.state != JobState.QUEUED or found.handing != "over":
-            return False
+            return None
         if found.cancel_requested or found.hold_requested or not await self.lock_cell(cell):
-            return False
+            return None
+        await self._connection.execute(_LOCK_ROOM, {"tenant_id": found.tenant_id})
+        room = (await self.rooms(found.tenant_id)).get(found.tenant_id)
+        if room is not None and gpus > room.left:
+            return None
         attempt = found.attempt + 1
         sent = {"job_id": job_id, "cell": cell, "attempt": attempt, "moved": int(moved), "body": body(attempt)}
         await self._connection.execute(_SEND, sent)
         given = {"job_id": job_id, "cell": cell, "reason": Reason.IN_CELL, "detail": detail}
         await self._connection.execute(_GIVE, given)
         await self.event(job_id, "job.in_cell", cell=cell, detail=detail)
-        return True
+        return GivenRow(job_id, attempt, "sending", None, sent["body"], {}, "", False, found.state, False, False)
 
     async def keep(self, job_id: str, detail: str | None) -> bool:
         """Leave a job whose place was to be chosen to the scheduler of this installation."""
@@ -372,9 +409,32 @@ class CellRepository(Repository):
         await self._connection.execute(_BACK, values)
         await self.event(job_id, f"job.{state}", state=state.value, detail=detail)
 
-    async def is_over(self, job_id: str, attempt: int) -> bool | None:
-        """Return whether a job has ended or been taken back since an attempt; None: there is no such job."""
-        return await self._value(_IS_OVER.bindparams(job_id=job_id, attempt=attempt))
+    async def claim(self, job_id: str, attempt: int, cell: str, remote_id: str) -> bool | None:
+        """Return whether a copy that is not noted is wanted; None: it is of no job that the cell might have.
+
+        One of a later attempt than is known was made before this database was restored from a backup: it is noted, and
+        the job is in its cell, unless it runs here since. One of a job that has ended is noted again, to be cancelled
+        and followed to its end.
+        """
+        found = await self._locked(job_id)
+        if found is None or not {ANY, cell} & {*found.cells}:
+            return None
+        if (attempt, cell) == (found.attempt, found.given_to):
+            if found.handing == "over" and JobState(found.state).is_final:
+                await self._connection.execute(_REOPEN, {"job_id": job_id, "remote_id": remote_id})
+                return True
+            return found.handing != "over"
+        state = JobState(found.state)
+        if attempt <= found.attempt or state.is_final or (found.cell is None and state.holds_gpus):
+            return False
+        detail = "It was in this cell already when this installation was restored from a backup."
+        of_job = {"job_id": job_id, "cell": cell, "attempt": attempt}
+        await self._connection.execute(_SEND, {**of_job, "moved": 0, "body": ""})
+        await self._connection.execute(_ARRIVED, {"job_id": job_id, "attempt": attempt, "remote_id": remote_id})
+        given = {"job_id": job_id, "cell": cell, "reason": Reason.IN_CELL, "detail": detail}
+        await self._connection.execute(_GIVE, given)
+        await self.event(job_id, "job.in_cell", cell=cell, detail=detail)
+        return True
 
     async def terms(self, job_id: str, zone: str, signal: str, pue: float) -> None:
         """Note by which terms a cell's ledger prices a job."""

@@ -357,6 +357,7 @@ class Snapshot:
             and guarantees are reduced by them. None: there are none.
         gpu_memory_gib: (n_gpu_models,) memory of a device; empty: unknown.
         tenant_weights: Each tenant's share of the GPUs relative to others', above 0; 1 where none is given.
+        tenant_gpus_in_cells: The GPUs that tenants' jobs hold in other installations: used, when GPUs are shared.
         bound: The nodes on which a job has to start, all of them and in this order, because nothing else has its
             checkpoint; jobs that may start anywhere are left out. See ``services.core.cycle.bound``.
         levels: The levels of the network between a node, the first of them, and the whole cluster, the narrowest first;
@@ -417,6 +418,7 @@ class Snapshot:
     guests: JobTable | None = None
     gpu_memory_gib: Floats = field(default_factory=lambda: _UNKNOWN)
     tenant_weights: Mapping[str, float] = field(default_factory=dict[str, float])
+    tenant_gpus_in_cells: Mapping[str, int] = field(default_factory=dict[str, int])
     shares: TenantShares | None = None
     tenant_guarantees: Mapping[str, int] = field(default_factory=dict[str, int])
     undivided: frozenset[int] = frozenset()

@@ -28,6 +28,9 @@ class JobState(StrEnum):
         return self in (JobState.STARTING, JobState.RUNNING, JobState.PREEMPTING)
 
 
+GENERATIONS = 1_000
+"""By how much a restore from a backup raises the numbers of gangs: no job is given GPUs so often after the backup."""
+
 S = JobState
 
 TRANSITIONS: dict[JobState, frozenset[JobState]] = {

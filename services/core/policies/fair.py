@@ -8,6 +8,7 @@ jobs belong to one tenant, the wrapped policy decides alone.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic
@@ -65,12 +66,15 @@ class Usage:
 
 
 def held_after(snapshot: Snapshot, starts: Mapping[JobId, int]) -> dict[str, int]:
-    """Return the GPUs that each tenant holds once these gangs have started; stopping gangs still hold theirs."""
+    """Return the GPUs that each tenant holds, here and in cells, once these gangs have started.
+
+    Stopping gangs still hold theirs.
+    """
     jobs = snapshot.jobs
-    held = jobs.gpus_by_tenant()
+    held = Counter(jobs.gpus_by_tenant()) + Counter(snapshot.tenant_gpus_in_cells)
     for job_id, gpus in starts.items():
         tenant = jobs.tenants[jobs.index[job_id]]
-        held[tenant] = held.get(tenant, 0) + gpus
+        held[tenant] += gpus
     return dict(sorted(held.items()))
 
 

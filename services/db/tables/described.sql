@@ -101,6 +101,7 @@ CREATE INDEX jobs_by_array ON jobs (array_id, id) WHERE array_id IS NOT NULL;
 CREATE INDEX jobs_by_tenant ON jobs (tenant_id, id);
 CREATE INDEX jobs_ended ON jobs (ended_at) WHERE ended_at IS NOT NULL;
 CREATE INDEX jobs_gated ON jobs (id) WHERE gated AND state NOT IN ('succeeded', 'failed', 'cancelled');
+CREATE INDEX jobs_in_cells ON jobs (tenant_id) WHERE cell <> '' AND ended_at IS NULL;
 CREATE INDEX jobs_labels ON jobs USING gin (labels jsonb_path_ops);
 CREATE INDEX jobs_live ON jobs (state) WHERE state NOT IN ('succeeded', 'failed', 'cancelled');
 CREATE UNIQUE INDEX jobs_numbered ON jobs (tenant_id, number) WHERE array_id IS NULL;

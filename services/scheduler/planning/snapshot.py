@@ -212,6 +212,7 @@ def snapshot_of(
         outlooks=tuple(outlooks),
         tenant_gpu_quota=dict(rows.quotas),
         tenant_guarantees=rows.guarantees,
+        tenant_gpus_in_cells=rows.in_cells,
         undivided=frozenset(at for at, kind in enumerate(cluster.kinds) if kind.engine in rows.queueing),
         tenant_weights=rows.weights,
         speed_curves=speed_curves,

@@ -43,6 +43,8 @@ SELECT (SELECT count(*) || '/' || coalesce(max(id), '') || '/' || coalesce(max(q
        (SELECT count(*) FROM jobs WHERE bound_to IS NOT NULL AND state = 'queued'),
        (SELECT string_agg(id, ',' ORDER BY id) FROM jobs WHERE gated AND state = 'queued' AND not_before > now()),
        (SELECT count(*) FROM device_claims),
+       (SELECT count(*) || '/' || coalesce(max(id), '') FROM jobs JOIN tenant_limits USING (tenant_id)
+         WHERE max_gpus IS NOT NULL AND cell <> '' AND ended_at IS NULL),
        (SELECT coalesce(string_agg(id || zone || labels || (draining OR closed IS NOT NULL) || registered_at, ','
                                    ORDER BY id), '')
           FROM known_nodes WHERE state = 'up' AND heard AND NOT measures_only),
@@ -208,6 +210,12 @@ UPDATE jobs j SET generation = generation + $1
 """
 
 
+# Which cell has a job that might be in one is to be asked of the cells before it is started here (admission).
+UNPLACE = (
+    "UPDATE jobs SET cell = '' WHERE cell IS NULL AND state IN ('queued', 'held') AND generation = 0 AND spec ? 'cells'"
+)
+
+
 async def make_fit(connection: Connection, generations: int) -> int:
     """Give up every node and its shares of gangs, and all commands; return how many gangs were live.
 
@@ -219,5 +227,6 @@ async def make_fit(connection: Connection, generations: int) -> int:
     known = await nodes.lock(connection)
     await gangs.lose_nodes(connection, sorted({*of_gangs, *known}), "stopped")
     await connection.execute("DELETE FROM outbox")
+    await connection.execute(UNPLACE)
     await connection.execute(RENUMBER, generations)
     return live

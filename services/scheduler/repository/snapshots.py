@@ -133,7 +133,17 @@ PARTITIONS = "SELECT node_id, gpu, sizes, owner, state FROM gpu_partitions"
 
 UNUSABLE_GPUS = "SELECT node_id, gpu FROM unusable_gpus"
 
-QUOTAS = "SELECT tenant_id, max_gpus AS gpus FROM tenant_limits WHERE max_gpus IS NOT NULL"
+# What is left for GPUs here: jobs in cells count by the most that they may have there.
+QUOTAS = f"""
+SELECT tenant_id, greatest(max_gpus - coalesce((SELECT sum({MAX_GPUS}) FROM jobs j
+    WHERE j.tenant_id = l.tenant_id AND j.cell <> '' AND j.ended_at IS NULL), 0), 0)::int AS gpus
+  FROM tenant_limits l WHERE max_gpus IS NOT NULL
+"""
+
+IN_CELLS = f"""
+SELECT tenant_id, sum({ASKED_GPUS})::int AS gpus FROM jobs j
+ WHERE cell <> '' AND ended_at IS NULL AND state IN ('starting', 'running', 'preempting') GROUP BY 1
+"""
 
 GUARANTEES = "SELECT tenant_id, guaranteed_gpus AS gpus FROM tenant_limits WHERE guaranteed_gpus > 0"
 
@@ -328,7 +338,8 @@ class ClusterRows:
     claims: list[ClaimRow]
     partitions: list[PartitionRow]
     unusable: frozenset[tuple[str, int]]  #: GPUs that get no new work, by node and number
-    quotas: Mapping[str, int]  #: The most GPUs that a tenant may hold
+    quotas: Mapping[str, int]  #: The most GPUs that a tenant may hold here
+    in_cells: Mapping[str, int]  #: Those that it holds in cells
     guarantees: Mapping[str, int]  #: The GPUs that tenants are guaranteed
     queueing: frozenset[str]  #: Where there are guarantees, the engines with queues of their own
     weights: Mapping[str, float]  #: Tenants' shares relative to others, where they are not 1
@@ -404,6 +415,7 @@ async def cluster(
         partitions=await fetch_rows(connection, PartitionRow, PARTITIONS),
         unusable=frozenset([(row[0], row[1]) for row in await connection.fetch(UNUSABLE_GPUS)]),
         quotas=await _pairs(connection, QUOTAS),
+        in_cells=await _pairs(connection, IN_CELLS),
         guarantees=guarantees,
         queueing=frozenset([record[0] for record in queueing]),
         weights=await _pairs(connection, WEIGHTS),
