@@ -222,7 +222,7 @@ def each_time(gateway: Gateway, path: str, every_s: float) -> Iterator[Any]:
 
 
 def say_away(error: CliError) -> None:
-    say(f"wattshift: {error}; it is asked again for {AWAY_TRIES * AWAY_S / 60:g} minutes")
+    say(f"wattshift: {error}; asking again for {AWAY_TRIES * AWAY_S / 60:g} minutes")
 
 
 def _quoted(path: str) -> str:

@@ -197,9 +197,9 @@ def test_following_goes_on_after_the_control_plane_was_away(
     app(["logs", JOB, "--follow"], standalone_mode=False)
     shown = capsys.readouterr()
     assert shown.out.splitlines() == LINES
-    assert [line for line in shown.err.splitlines() if "asked again" in line] == [
-        "wattshift: gone; it is asked again for 5 minutes",
-        "wattshift: the control plane does not answer; it is asked again for 5 minutes",
+    assert [line for line in shown.err.splitlines() if "asking again" in line] == [
+        "wattshift: gone; asking again for 5 minutes",
+        "wattshift: the control plane does not answer; asking again for 5 minutes",
     ]
     assert "a succeeded" in shown.err
     gateway.breaks = 1_000
