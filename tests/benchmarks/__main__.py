@@ -20,7 +20,7 @@ def main(names: list[str]) -> int:
     failed = []
     for name in names or known:
         print(f"== {name}", flush=True)
-        ready = "import sys; from services.kit.plugins import load_policies; load_policies()"
+        ready = "import sys; from services.kit.policies import load_policies; load_policies()"
         program = f"{ready}; from tests.benchmarks.bench_{name} import main; sys.exit(main())"
         if subprocess.run([sys.executable, "-c", program], cwd=HERE.parents[1]).returncode != 0:
             failed.append(name)

@@ -22,6 +22,7 @@ from lab.reproductions import (
     carbon_faults,
     carbon_report,
     carbon_start,
+    cells,
     clover,
     freesh_day,
     freesh_horizon,
@@ -559,6 +560,7 @@ LAST = "last peak"
 OTHERS = [
     *(Again("joint", name, lambda make=make: make(paired())) for name, make in joint_pairs.TABLES.items()),
     Again("joint", "joint-zones", lambda: joint_zones.zones_table(data())),
+    Again("joint", "cells", cells.cells_table),
     *(
         Again("green", "lost-work", partial(lost_work.of_run, "32x2:RTX3090", "green", run_s))
         for run_s in (0.0, 3_600.0)
