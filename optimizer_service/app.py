@@ -9,6 +9,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from optimizer_service import endpoints
+from optimizer_service.kinds import Sources
 from optimizer_service.length_model import LengthTrainer
 from optimizer_service.queue import LIMITS, PLAN_QUEUE, QUEUE, TASK, TRAINING_LIMITS, TRAINING_QUEUE, TRAINING_TASK
 from optimizer_service.repository.lengths import solve_repository, training_repository
@@ -50,7 +51,7 @@ def create_app(settings: OptimizerSettings) -> FastAPI:
             carbon = Carbon(client_of(session, settings, "carbon", timeout_s=settings.carbon_timeout_s))
             work_queue = WorkQueue("solve", repository, queue, settings.max_pending_per_tenant)
             plan_work_queue = WorkQueue("solve", of_plans, plan_queue, MOST_PLAN_SOLVES)
-            app.state.optimizer = OptimizerService(work_queue, plan_work_queue, carbon)
+            app.state.optimizer = OptimizerService(work_queue, plan_work_queue, Sources(carbon))
             metrics: Metrics = app.state.metrics
             metrics.add("work", work_of({"solve": repository, "plan_solve": of_plans, "training": trainings}))
             metrics.add("database", pool_of(engine))

@@ -1,14 +1,13 @@
 """``/v1/optimize``: HTTP only."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
 
-from optimizer_service.kinds import REQUESTS
+from optimizer_service.kinds import KINDS, SolveKind
 from optimizer_service.service import OptimizerService
 from services.contracts.background import WorkState
 from services.contracts.optimize import Solve, SolveList, SolveQuery, SolveSummary
-from services.contracts.schema import Message
 from services.kit.identity import Caller
 from services.kit.routes import LARGE_BODY, IdempotencyKey, from_state
 
@@ -18,9 +17,9 @@ router = APIRouter(prefix="/v1/optimize", tags=["optimizer"])
 Service = Annotated[OptimizerService, from_state("optimizer")]
 
 
-def _add_submission(kind: str, request: type[Message], summary: str) -> None:
+def _add_submission(kind: SolveKind[Any, Any, Any]) -> None:
     async def submit(
-        body: request,  # type: ignore[name-defined]  # pyright: ignore[reportInvalidTypeForm]
+        body: kind.request,  # type: ignore[name-defined]  # pyright: ignore[reportInvalidTypeForm]
         caller: Caller,
         service: Service,
         response: Response,
@@ -33,19 +32,19 @@ def _add_submission(kind: str, request: type[Message], summary: str) -> None:
         return solve
 
     router.add_api_route(
-        f"/{kind}",
+        f"/{kind.name}",
         submit,
         methods=["POST"],
         status_code=202,
-        name=f"solve_{kind.replace('-', '_')}",
-        description=summary,
+        name=f"solve_{kind.name.replace('-', '_')}",
+        description=kind.summary,
         responses={200: {"description": "The same problem has been solved already."}},
         openapi_extra=LARGE_BODY,
     )
 
 
-for _kind, (_request, _summary) in REQUESTS.items():
-    _add_submission(_kind, _request, _summary)
+for _kind in KINDS.values():
+    _add_submission(_kind)
 
 
 @router.get("")

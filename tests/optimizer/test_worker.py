@@ -7,6 +7,7 @@ import dataclasses
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -14,14 +15,14 @@ from celery.exceptions import SoftTimeLimitExceeded
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from lab.bounds.contract import CarbonBoundProblem, CarbonBoundRequest
-from lab.bounds.solve import KIND as CARBON_BOUND
 from optimizer_service import worker as worker_module
+from optimizer_service.kinds import KINDS
 from optimizer_service.repository.lengths import solve_repository
 from optimizer_service.settings import OptimizerSettings
 from optimizer_service.worker import solve_worker
 from services.contracts.background import Draft, WorkProblem
 from services.contracts.identity import Identity, Role
+from services.contracts.optimize import CarbonBoundProblem, CarbonBoundRequest
 from services.core.domain.errors import DomainError
 from services.core.domain.solving import Progress, Report
 from services.db.background import WorkRepository
@@ -114,8 +115,8 @@ async def held_for(repository: WorkRepository, seconds: float) -> None:
 
 
 def solve_by(monkeypatch: pytest.MonkeyPatch, function: Callable[[Any, Report], Any]) -> None:
-    kind = dataclasses.replace(CARBON_BOUND, solve=function)
-    monkeypatch.setattr(worker_module, "kind_of", lambda name: kind)
+    kind = dataclasses.replace(KINDS["carbon-bound"], solve=function)
+    monkeypatch.setattr(worker_module, "KINDS", MappingProxyType({"carbon-bound": kind}))
 
 
 async def test_a_message_delivered_twice_is_worked_off_once(database_url: str, repository: WorkRepository) -> None:
@@ -155,7 +156,7 @@ async def test_a_claim_is_kept_while_a_solve_takes_its_time_and_noticed_when_los
     database_url: str, repository: WorkRepository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started, may_go_on, was_lost = threading.Event(), threading.Event(), threading.Event()
-    result = CARBON_BOUND.solve
+    result = KINDS["carbon-bound"].solve
 
     def slow(problem: Any, report: Report) -> Any:
         started.set()
@@ -235,7 +236,7 @@ async def test_progress_is_written_while_it_changes_but_no_oftener_than_once_a_s
     database_url: str, repository: WorkRepository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_end, written_twice, renewals = threading.Event(), threading.Event(), list[Any]()
-    renew, result = WorkRepository.renew, CARBON_BOUND.solve
+    renew, result = WorkRepository.renew, KINDS["carbon-bound"].solve
 
     async def counted(self: WorkRepository, work_id: str, claim: str, lease_s: float, **columns: Any) -> bool:
         renewals.append(columns)

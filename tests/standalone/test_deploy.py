@@ -239,7 +239,7 @@ def blocks(lock: Path) -> dict[str, str]:
     ("name", "extras"),
     [
         ("agent", ["agent", "traces"]),
-        ("control", ["control", "ipmi", "traces"]),
+        ("control", ["control", "solvers", "ipmi", "traces"]),
         ("kueue", ["control", "kueue", "picker", "traces"]),
         ("standalone", ["standalone"]),
     ],

@@ -29,7 +29,7 @@ def exhaustive(model: LinearModel) -> Solution:
     if points > MAX_POINTS:
         raise DomainError(f"the exhaustive search takes at most {MAX_POINTS} combinations, not {points}")
     matrix = np.zeros((model.rows, model.variables))
-    matrix[np.repeat(np.arange(model.rows), np.diff(model.starts)), model.columns] = model.coefficients
+    matrix[model.row_of_entry, model.columns] = model.coefficients
     slack = TOLERANCE * np.maximum(1.0, np.abs(matrix).sum(axis=1))
     best: Floats | None = None
     best_objective = np.inf

@@ -37,7 +37,7 @@ def pools(
     context: typer.Context,
     file: Annotated[Path, typer.Argument(help="Locations, modes and demand as JSON; docs/pools.md describes it.")],
     objective: Annotated[str | None, typer.Option(help="carbon, energy or cost.")] = None,
-    solver: Annotated[str | None, typer.Option(help="highs; cbc or gurobi with the package wattshift-lab.")] = None,
+    solver: Annotated[str | None, typer.Option(help="highs, cbc or gurobi.")] = None,
     negative_rates: Annotated[
         str | None,
         typer.Option(help="frugal: start no instance that could be dropped; paper: take negative rates literally."),
@@ -56,10 +56,8 @@ def pools(
 
     Options take precedence over the file.
     """
-    from services.kit.solvers import load_solvers
     from services.solving.pools import solve_pools
 
-    load_solvers()
     said = {name: value for name, value in context.params.items() if name not in ("file", "as_json")}
     given = {name: value for name, value in said.items() if value is not None}
     if partition == ANY:

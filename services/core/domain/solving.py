@@ -31,6 +31,14 @@ class Method(StrEnum):
     REFINED = "refined"  #: The greedy cut, then exchanges while they shorten the iteration; never longer than it
 
 
+class Wait(StrEnum):
+    """Why a job gets no GPUs."""
+
+    GPUS = "gpus"  #: There are too few for it and the jobs that come before it
+    POWER_LIMIT = "power_limit"  #: The power limit leaves too little for it
+    TENSOR_GROUPS = "tensor_groups"  #: Its tensor groups find no nodes with enough free GPUs
+
+
 MAX_LEADING = 10  #: Configurations of an application that a partition may name beside the chosen one
 
 

@@ -84,7 +84,17 @@ def _answer(solver: highspy.Highs, model: LinearModel, note: str) -> Solution:
     return replace(found, reduced_costs=costs)
 
 
-def _prepared(model: LinearModel, time_limit_s: float | None, relative_gap: float) -> highspy.Highs:
+def relaxation_bound(model: LinearModel, time_limit_s: float | None) -> float | None:
+    """Return the optimum of ``model`` without its integrality, a lower bound for all solutions of ``model``."""
+    solver = _prepared(model, time_limit_s, 0.0, relax=True)
+    solver.run()
+    optimal = solver.getModelStatus() == _STATUS.kOptimal
+    return float(solver.getInfo().objective_function_value) if optimal else None
+
+
+def _prepared(
+    model: LinearModel, time_limit_s: float | None, relative_gap: float, *, relax: bool = False
+) -> highspy.Highs:
     problem = highspy.HighsLp()
     problem.num_col_, problem.num_row_ = model.variables, model.rows
     problem.offset_ = model.offset
@@ -95,7 +105,7 @@ def _prepared(model: LinearModel, time_limit_s: float | None, relative_gap: floa
     problem.a_matrix_.start_ = model.starts
     problem.a_matrix_.index_ = model.columns
     problem.a_matrix_.value_ = model.coefficients
-    if model.integer.any():
+    if model.integer.any() and not relax:
         kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
         problem.integrality_ = [kinds[whole] for whole in model.integer.astype(int).tolist()]
     solver = highspy.Highs()

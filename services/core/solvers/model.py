@@ -61,6 +61,11 @@ class LinearModel:
         """The number of constraints."""
         return self.row_lower.size
 
+    @property
+    def row_of_entry(self) -> Ints:
+        """(entries,) the row of each coefficient."""
+        return np.repeat(np.arange(self.rows, dtype=np.int64), np.diff(self.starts))
+
     def relaxed(self) -> LinearModel:
         """Return the model with fractional values allowed everywhere."""
         return replace(self, integer=np.zeros_like(self.integer))
@@ -68,6 +73,13 @@ class LinearModel:
     def objective(self, values: Floats) -> float:
         """Return the objective at ``values`` (n,)."""
         return float(self.costs @ values) + self.offset
+
+    def violation(self, values: Floats) -> float:
+        """Return the largest violation of a bound, row or integrality by ``values`` (n,); 0 if there is none."""
+        activity = np.bincount(self.row_of_entry, self.coefficients * values[self.columns], minlength=self.rows)
+        fractions = np.abs(values - np.round(values))[self.integer]
+        excesses = (self.lower - values, values - self.upper, self.row_lower - activity, activity - self.row_upper)
+        return max(0.0, *(float(part.max(initial=0.0)) for part in (*excesses, fractions)))
 
 
 @dataclass

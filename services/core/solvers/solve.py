@@ -1,20 +1,12 @@
 """Hand a model to a solver backend."""
 
-from collections.abc import Callable
-
 import numpy as np
 
 from services.core.domain.arrays import Floats
 from services.core.domain.errors import DomainError
 from services.core.domain.solving import Backend, Report, SolveStatus, unreported
-from services.core.solvers import highs
+from services.core.solvers import cbc, gurobi, highs
 from services.core.solvers.model import AwayError, Limits, LinearModel, Patience, Solution, solution_of
-
-Solver = Callable[[LinearModel, Limits], Solution]
-
-OTHERS: dict[Backend, Solver] = {}
-"""The solvers beside HiGHS that are installed (``services.kit.solvers``). They raise ``AwayError``."""
-NOT_INSTALLED = "CBC and Gurobi are in the package wattshift-lab, which is not installed, so HiGHS solved it"
 
 
 def solve(
@@ -31,13 +23,13 @@ def solve(
     """Solve ``model`` on one thread, reproducibly unless a time limit stops it.
 
     Args:
-        backend: The solver to use. One that is missing, or whose licence is too small, is replaced by HiGHS;
-            ``Solution.solver`` and ``Solution.note`` then say so.
+        backend: The solver to use. CBC and Gurobi are replaced by HiGHS if they are missing or if Gurobi's licence is
+            too small; ``Solution.solver`` and ``Solution.note`` then say so.
         time_limit_s: Seconds the solver may take, > 0, by the solver's own clock; None for no limit.
         relative_gap: A solution this close to the bound, relative to itself, counts as optimal; >= 0.
         start: (n,) a solution to begin from, if one is known.
         patience: When to accept a solution further from the bound than ``relative_gap``.
-        cutoff: Stop once no solution can be below this objective; a solver that does not report its bound ignores it.
+        cutoff: Stop once no solution can be below this objective; CBC, which does not report its bound, ignores it.
         report: Called with the progress, as a share of the time limit (0 without one); only by HiGHS.
 
     Raises:
@@ -57,10 +49,8 @@ def solve(
     limits = Limits(time_limit_s, relative_gap, start, patience, cutoff)
     if backend is Backend.HIGHS:
         return highs.solve(model, limits, report=report)
-    if (other := OTHERS.get(backend)) is None:
-        return highs.solve(model, limits, NOT_INSTALLED)
     try:
-        return other(model, limits)
+        return cbc.solve(model, limits) if backend is Backend.CBC else gurobi.solve(model, limits)
     except AwayError as away:
         return highs.solve(model, limits, str(away))
 

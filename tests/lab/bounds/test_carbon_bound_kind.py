@@ -7,8 +7,8 @@ from datetime import datetime, timedelta
 import pytest
 
 from lab.bounds import solve as carbon_bound
-from lab.bounds.contract import CarbonBoundRequest
 from services.contracts.carbon import Clock, ForecastPoint, IntensityForecast
+from services.contracts.optimize import CarbonBoundRequest
 from services.core.domain.carbon import Signal
 from services.kit.problems import ProblemError
 from tests.optimizer.problems import START, a_bound, points
@@ -22,9 +22,7 @@ class Forecasts:
     def __init__(self, now: datetime) -> None:
         self.now = now
 
-    async def forecast(
-        self, zone: str, horizon_s: float, clock: Clock, signal: Signal | None = None
-    ) -> IntensityForecast:
+    async def forecast(self, zone: str, signal: Signal | None, horizon_s: float, clock: Clock) -> IntensityForecast:
         end = self.now + timedelta(seconds=horizon_s)
         found: list[ForecastPoint] = []
         for hour in range(200):

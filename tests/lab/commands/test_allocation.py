@@ -11,9 +11,9 @@ import pytest
 
 from lab.commands import app
 from services.cli.commands import CliError
+from tests.support.api_examples import EXAMPLES
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "allocation" / "five-jobs.json"
-PROBLEM = Path(__file__).parents[1] / "allocation" / "two-jobs.json"
 Document = dict[str, Any]
 
 
@@ -25,10 +25,10 @@ def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
 
 @pytest.fixture
 def written(tmp_path: Path) -> Callable[..., str]:
-    """A small problem, changed by a function."""
+    """The problem of the API's example, changed by a function."""
 
     def write(change: Callable[[Document], Any] = lambda document: None) -> str:
-        document = json.loads(PROBLEM.read_text())
+        document = json.loads(json.dumps(EXAMPLES["AllocationRequest"]))
         change(document)
         path = tmp_path / "problem.json"
         path.write_text(json.dumps(document))

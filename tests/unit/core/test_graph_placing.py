@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.core.cycle.graph_placing import COMM_HEAVY, Servers, mapper_of, servers_for
 from services.core.cycle.placers import PLACERS
 from services.core.cycle.placing import FreeDevices, consolidated
 from services.core.domain.ids import JobId
@@ -79,6 +80,14 @@ def test_first_fit_gives_one_gpu_of_the_first_node_that_has_one() -> None:
     snapshot = a_snapshot([a_job(), a_job("r", on={"a": (0, 1)})], [a_node("a", gpus=2), a_node("b", gpus=8)])
 
     assert shares(PLACERS["first-fit"](snapshot, 0, 1, 0, FreeDevices(snapshot.nodes))) == {"b": 1}
+
+
+def test_what_is_light_and_what_is_heavy() -> None:
+    light, heavy = (mapper_of(graph, 4, Network()) for graph in (LIGHT, HEAVY))
+
+    assert light.model.worst_s < COMM_HEAVY * light.least_s()
+    assert servers_for(light) is Servers.EMPTIEST
+    assert servers_for(heavy) is Servers.FULLEST
 
 
 @settings(max_examples=150, deadline=None)

@@ -23,7 +23,6 @@ from services.core.policies.freesh.pool_planning import objective_of, plan_pools
 from services.core.policies.freesh.pools import NodeKind, Partition, PoolPlan, PoolProblem, drawn_w, switches
 from services.core.solvers.model import LinearModel, ModelBuilder, Solution
 from services.core.solvers.solve import solve
-from services.kit.solvers import load_solvers
 from services.solving.pools import pool_problem, pools_result
 from tests.benchmarks.bench_pools import a_site
 
@@ -52,8 +51,7 @@ def test_the_example_is_the_first_published_problem() -> None:
 
 @pytest.mark.parametrize("solver", ["highs", "cbc", "gurobi"])
 @pytest.mark.parametrize("index", range(12))
-def test_the_published_objectives_are_reproduced_by_every_solver(the_lab: None, index: int, solver: str) -> None:
-    load_solvers()
+def test_the_published_objectives_are_reproduced_by_every_solver(index: int, solver: str) -> None:
     plan = planned(published(index), solver)
     assert plan.status is SolveStatus.OPTIMAL
     assert plan.solver == solver

@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from lab.solvers.checking import violation
 from services.core.domain.arrays import Floats
 from services.core.domain.solving import Backend, SolveStatus
 from services.core.solvers import highs
 from services.core.solvers.model import AwayError, Limits, LinearModel, Solution, solution_of
 
-NOT_INSTALLED = "PuLP, which brings CBC, is not installed (the extra `solvers` of wattshift-lab), so HiGHS solved it"
+NOT_INSTALLED = "PuLP, which brings CBC, is not installed (the extra `solvers`), so HiGHS solved it"
 MISSING = "CBC is not there for this platform, so HiGHS solved it"
 ACCEPTED_VIOLATION = 1e-5
 
@@ -93,13 +92,12 @@ def _answer(
         case _ if problem.status == pulp.LpStatusInfeasible:  # sol_status knows that of linear problems only
             return solution_of(model, SolveStatus.INFEASIBLE, Backend.CBC)
         case pulp.LpSolutionIntegerFeasible | pulp.LpSolutionNoSolutionFound if is_limited:
-            relaxed = highs.solve(model.relaxed(), Limits(limits.time_limit_s, 0.0))
-            bound = relaxed.objective if relaxed.status is SolveStatus.OPTIMAL else None
+            bound = highs.relaxation_bound(model, limits.time_limit_s)
         case _:
             note = f"CBC ended with: {pulp.LpStatus[problem.status]}"
             return solution_of(model, SolveStatus.FAILED, Backend.CBC, note=note)
     values = _values(model, columns)
-    if problem.sol_status == pulp.LpSolutionIntegerFeasible and violation(model, values) <= ACCEPTED_VIOLATION:
+    if problem.sol_status == pulp.LpSolutionIntegerFeasible and model.violation(values) <= ACCEPTED_VIOLATION:
         return solution_of(model, SolveStatus.FEASIBLE, Backend.CBC, values=values, bound=bound)
     return solution_of(model, SolveStatus.TIME_LIMIT, Backend.CBC, bound=bound)
 

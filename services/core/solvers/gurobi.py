@@ -9,7 +9,7 @@ import numpy as np
 from services.core.domain.solving import Backend, SolveStatus
 from services.core.solvers.model import CHECKS_A_WORK_UNIT, AwayError, Limits, LinearModel, Solution, solution_of
 
-NOT_INSTALLED = "Gurobi is not installed (the extra `solvers` of wattshift-lab), so HiGHS solved it"
+NOT_INSTALLED = "Gurobi is not installed (the extra `solvers`), so HiGHS solved it"
 _NO_LICENSE, _SIZE_LIMIT = 10009, 10010  # GRB.Error.NO_LICENSE, .SIZE_LIMIT_EXCEEDED
 
 

@@ -2,19 +2,12 @@
 
 import numpy as np
 
-from lab.allocation.contract import (
-    AllocationProblem,
-    AllocationRequest,
-    AllocationResult,
-    GpuShare,
-    JobAllocation,
-)
-from lab.allocation.greedy import Allocation, GivenJobs, GivenNodes, allocate
-from optimizer_service.kinds import SolveKind, whole
+from services.contracts.allocation import AllocationProblem, AllocationResult, GpuShare, JobAllocation
 from services.core.domain.errors import DomainError
 from services.core.domain.gpus import likeliest_gpu_model
 from services.core.domain.solving import Method, Report, SolveStatus, unreported
 from services.core.parallel.iteration import Network
+from services.core.policies.allocation import Allocation, GivenJobs, GivenNodes, allocate
 from services.core.policies.powerflow.allocate import Choices
 from services.core.policies.powerflow.config import PowerflowConfig
 from services.solving.layouts import graph_of
@@ -104,13 +97,3 @@ def _job(problem: AllocationProblem, jobs: GivenJobs, found: Allocation, row: in
         iteration_s=None if np.isnan(iteration_s) else iteration_s,
         waits=found.waits[row],
     )
-
-
-KIND = SolveKind(
-    name="allocation",
-    request=AllocationRequest,
-    problem=AllocationProblem,
-    result=AllocationResult,
-    resolve=whole(AllocationProblem, given),
-    solve=solve_allocation,
-)

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lab.solvers.checking import violation
 from services.core.domain.errors import DomainError
 from services.core.domain.solving import Backend, Progress, SolveStatus
 from services.core.solvers import highs
@@ -80,7 +79,7 @@ def test_every_solver_finds_what_the_exhaustive_search_finds(model: LinearModel)
             assert found.bound is not None
             assert found.bound <= found.objective
             assert gap_of(found) <= 1e-5
-            assert violation(model, found.values) <= 1e-6
+            assert model.violation(found.values) <= 1e-6
 
 
 @settings(max_examples=30, deadline=None)
@@ -90,7 +89,7 @@ def test_linear_problems_have_one_optimum_whoever_solves_them(model: LinearModel
     assert len({solution.status for solution in found}) == 1
     if found[0].objective is not None:
         assert [solution.objective for solution in found] == pytest.approx([found[0].objective] * 3, abs=1e-6)
-        assert all(violation(model, solution.values) <= 1e-6 for solution in found)
+        assert all(model.violation(solution.values) <= 1e-6 for solution in found)
 
 
 @pytest.mark.parametrize("backend", SOLVERS)
@@ -102,7 +101,7 @@ def test_a_solve_stopped_by_its_limit_says_so_with_its_gap(backend: Backend) -> 
     assert (found.status, found.solver) == (SolveStatus.FEASIBLE, backend)
     assert found.bound < found.objective <= model.costs @ first
     assert gap_of(found) > 0.001
-    assert violation(model, found.values) <= 1e-5
+    assert model.violation(found.values) <= 1e-5
 
 
 @pytest.mark.parametrize("backend", SOLVERS)
@@ -195,7 +194,7 @@ def test_a_missing_gurobi_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found.solver, found.objective, found.note) == (
         Backend.HIGHS,
         1,
-        "Gurobi is not installed (the extra `solvers` of wattshift-lab), so HiGHS solved it",
+        "Gurobi is not installed (the extra `solvers`), so HiGHS solved it",
     )
 
 

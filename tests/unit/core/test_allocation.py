@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lab.allocation.greedy import Allocation, GivenJobs, GivenNodes, Shares, Wait, allocate
 from services.core.domain.errors import DomainError
-from services.core.domain.solving import Method, Progress
+from services.core.domain.solving import Method, Progress, Wait
 from services.core.parallel.graph import JobGraph, Stage
+from services.core.policies.allocation import Allocation, GivenJobs, GivenNodes, Shares, allocate
 from services.core.policies.powerflow.allocate import Choices
 from services.core.policies.powerflow.config import PowerflowConfig
 from tests.support.powerflow import random_choices

@@ -11,14 +11,13 @@ Source: PowerFlow Algorithm 1; A-SRPT section IV.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 import numpy as np
 
-from services.core.cycle.graph_placing import COMM_HEAVY, Servers, extremes_s, mapper_of, seats
+from services.core.cycle.graph_placing import mapper_of, seats, servers_for
 from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.errors import DomainError
-from services.core.domain.solving import Method, Progress, Report, part_of, unreported
+from services.core.domain.solving import Method, Progress, Report, Wait, part_of, unreported
 from services.core.parallel.graph import JobGraph
 from services.core.parallel.iteration import Network
 from services.core.policies.powerflow.allocate import Choices, Room, allocate_gpus, known_work_s
@@ -28,14 +27,6 @@ from services.core.policies.powerflow.controls import allocate_controls
 _W = 1e-6  #: Watts by which sums of watts may differ from one another
 
 Shares = tuple[tuple[int, int], ...]  #: Where a gang sits: (node, how many of its GPUs), in the order of its ranks
-
-
-class Wait(StrEnum):
-    """Why a job gets no GPUs."""
-
-    GPUS = "gpus"  #: There are too few for it and the jobs that come before it
-    POWER_LIMIT = "power_limit"  #: The power limit leaves too little for it
-    TENSOR_GROUPS = "tensor_groups"  #: Its tensor groups find no nodes with enough free GPUs
 
 
 @dataclass(frozen=True)
@@ -217,9 +208,7 @@ def _placed(
             continue
         mapper = mapper_of(jobs.graphs[job], size, nodes.network)
         model = int(jobs.gpu_model[job])
-        best_s, worst_s = extremes_s(mapper)
-        servers = Servers.FULLEST if worst_s >= COMM_HEAVY * best_s else Servers.EMPTIEST
-        found = seats(nodes.gpu_model, mapper, model, free, method, servers)
+        found = seats(nodes.gpu_model, mapper, model, free, method, servers_for(mapper))
         if found is None:
             failed.append(job)
             continue

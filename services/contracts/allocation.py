@@ -6,13 +6,12 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from lab.allocation.greedy import Wait
 from services.contracts.parallel import ParallelLayout
 from services.contracts.schema import Flag, Int, Message, Name, Real, check_once, many, maybe, said
 from services.contracts.solver import SolveOutcome
 from services.core.domain.controls import ControlKind
 from services.core.domain.gpus import likeliest_gpu_model
-from services.core.domain.solving import Method
+from services.core.domain.solving import Method, Wait
 
 MAX_JOBS, MAX_NODES, MAX_NODE_GPUS, MAX_SIZES, MAX_VALUES = 2_000, 2_000, 1_024, 16, 32
 MAX_CELLS = 200_000
