@@ -8,7 +8,7 @@ anything else                              plain HTTP: a JSON object with the sa
 SIGTERM                                    it exits at once, whatever it holds
 
 It serves one request at a time, in the order of their arrival, and each takes as long as the variant
-`$WATTSHIFT_VARIANT` takes on a slice `$WATTSHIFT_SLICE` of an H200, by the measured profile that Wattshift comes with.
+`$WATTSHIFT_VARIANT` takes on a slice `$WATTSHIFT_SLICE` of an H200, by the measured profile in `efficientnet.json`.
 Each second it reports its load, by which a simulated GPU draws what the real one drew. A client that leaves ends its
 request.
 
@@ -33,9 +33,9 @@ from typing import Any
 
 from aiohttp import web
 
-from services.cli.serving.families import measured_families
 from services.core.domain.gpus import gpu_model
 
+MEASURED = Path(__file__).with_name("efficientnet.json")  #: ``lab/inference/profiles.py`` writes it
 LABELS = ("wind turbine", "solar panel", "dam", "chimney", "pylon", "battery", "geyser", "barge")
 REPORT_S = 1.0
 BODY_BYTES = 64 * 2**20
@@ -75,12 +75,12 @@ class Misbehaviour:
     unhealthy: bool = False
 
 
-def timing_of(family: str, variant: str, slice_name: str, model: str) -> Timing:
+def timing_of(variant: str, slice_name: str, model: str) -> Timing:
     """Return the measured timing of a variant on a slice; exit with a line that says what there is."""
-    known = measured_families()[family]
+    known: dict[str, dict[str, Any]] = json.loads(MEASURED.read_bytes())
     if variant not in known or slice_name not in known[variant]["slices"]:
         slices = dict.fromkeys(name for of in known.values() for name in of["slices"])
-        sys.exit(f"{family} has the variants {', '.join(known)} on the slices {', '.join(slices)}")
+        sys.exit(f"EfficientNet has the variants {', '.join(known)} on the slices {', '.join(slices)}")
     at, board = known[variant]["slices"][slice_name], gpu_model(model)
     share = int(slice_name[0]) / WHOLE
     gpu_load = at["busy_w"] / ((board.peak_w - board.idle_w) * share)
@@ -241,7 +241,6 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     """Return the options."""
     parser = argparse.ArgumentParser(description="A stand-in for an image model.")
     parser.add_argument("--host", default="", help="address to listen at; by default all")
-    parser.add_argument("--family", default="efficientnet", help="family of the variant")
     parser.add_argument("--variant", default=os.environ.get("WATTSHIFT_VARIANT", "b1"))
     parser.add_argument("--slice", default=os.environ.get("WATTSHIFT_SLICE", "7g"))
     parser.add_argument("--gpu-model", default="H200", help="of the simulated GPU that draws the power")
@@ -265,7 +264,7 @@ async def main() -> None:
     options = parsed()
     port = os.environ.get("WATTSHIFT_PORT") or sys.exit("WATTSHIFT_PORT is not set")
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-    timing = timing_of(options.family, options.variant, options.slice, options.gpu_model)
+    timing = timing_of(options.variant, options.slice, options.gpu_model)
     instance = Instance(timing, options.load_s, options.slower)
     await serve(Api(instance, options.variant, options.slice), options.host, int(port))
 

@@ -6,7 +6,7 @@ table of instances measured together. Among several mixes with the same size, th
 The GPU's power above idle is split over the instances of a mix by their size. A size that was only measured alone, 3g
 in the bundled tables, takes a slowdown and power between those of its neighbours.
 
-``python -m lab.inference.profiles`` writes the bundled ones for the product, as ``wattshift apps set`` fills them in.
+``python -m lab.inference.profiles`` writes the bundled ones for the example of an application, in a checkout.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from typing import Any
 import numpy as np
 
 from lab.bundles import path_of
-from services.cli.serving import families
 from services.core.domain.gpus import SLICE_SEVENTHS, GpuModel, likeliest_gpu_model, slice_memory_gib
 from services.core.policies.clover.application import Application
 from services.simulator.raw import ReadReport, TraceFormatError
 from services.simulator.readers.text import number, open_text, table
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "apps" / "efficientnet.json"
 _P95 = 1.6449  #: Standard deviations from the mean to the 95th percentile of a normal distribution
 _COLUMNS = ("gpu", "family", "variant", "sm_percent", "mean_ms", "p95_ms", "gpu_power_w")
 SLICE_SM_PERCENT = (14, 28, 43, 57, 100)
@@ -220,8 +220,8 @@ def _accuracies(path: Path, variants: tuple[str, ...]) -> np.ndarray[Any, np.dty
     return np.array(values)
 
 
-def for_the_product(family: str) -> dict[str, dict[str, Any]]:
-    """Return a family's variants, with their figures by slice, as ``services.cli.serving.families`` reads them."""
+def for_the_example(family: str) -> dict[str, dict[str, Any]]:
+    """Return a family's variants, with their figures by slice, as ``examples/apps/variant_server.py`` reads them."""
     measured = read_application(family)
 
     def figures(row: int, column: int) -> dict[str, float]:
@@ -240,4 +240,4 @@ def for_the_product(family: str) -> dict[str, dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    families.FILE.write_text(json.dumps({"efficientnet": for_the_product("efficientnet")}, indent=1) + "\n")
+    EXAMPLE.write_text(json.dumps(for_the_example("efficientnet"), indent=1) + "\n")

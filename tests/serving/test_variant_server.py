@@ -127,7 +127,7 @@ async def test_its_load_reaches_the_progress_file(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.parametrize(("variant", "slice_name"), [("b1", "1g"), ("b7", "2g"), ("b5", "7g")])
 def test_timing_and_power_are_the_measured_ones(variant: str, slice_name: str) -> None:
-    found = SERVER.timing_of("efficientnet", variant, slice_name, "H200")
+    found = SERVER.timing_of(variant, slice_name, "H200")
     application, board = read_application("efficientnet"), gpu_model("H200")
     at = application.variants.index(variant), SLICE_SEVENTHS.index(int(slice_name[0]))
     assert found.service_s == application.service_s[at]
@@ -136,8 +136,8 @@ def test_timing_and_power_are_the_measured_ones(variant: str, slice_name: str) -
 
 
 def test_a_variant_that_there_is_not_is_one_line() -> None:
-    with pytest.raises(SystemExit, match="efficientnet has the variants b1, b3, b5, b7"):
-        SERVER.timing_of("efficientnet", "b9", "1g", "H200")
+    with pytest.raises(SystemExit, match="EfficientNet has the variants b1, b3, b5, b7"):
+        SERVER.timing_of("b9", "1g", "H200")
 
 
 @pytest.mark.parametrize("name", ["photos", "streets"])

@@ -7,13 +7,10 @@ import typer
 
 from services.cli import output
 from services.cli.client import Gateway
-from services.cli.commands import EXIT_USAGE, AsJson, CliError, Group
+from services.cli.commands import AsJson, Group
 from services.cli.output import console
-from services.cli.serving.families import measured_families
 from services.cli.serving.fleets import configuration, plan_line, show_configuration, show_search
 from services.cli.values import filled, json_object
-
-P95 = 1.6449  #: Standard deviations from the mean to the 95th percentile of a normal distribution
 
 AppArgument = Annotated[str, typer.Argument(metavar="NAME", help="The application's name.")]
 
@@ -79,13 +76,15 @@ def set_app(
     """Create an application, or replace its spec; the same spec again changes nothing.
 
     In commands {python} stands for the Python of this installation, {examples} for the folder of examples and {variant}
-    for the variant. With "family" in the file, variants take accuracy and profiles from the bundled measurements of
-    that family of models; with "command" beside it, the file needs no list of variants.
+    for the variant.
     """
-    app = Gateway().call("PUT", f"/v1/apps/{name}", body=_completed(file, json_object(file)))
-    variants = ", ".join(each["name"] for each in app["spec"]["variants"])
+    spec = json_object(file)
+    if isinstance(variants := spec.get("variants"), list):
+        spec["variants"] = [_with_command(each) if isinstance(each, dict) else each for each in variants]
+    app = Gateway().call("PUT", f"/v1/apps/{name}", body=spec)
+    names = ", ".join(each["name"] for each in app["spec"]["variants"])
     output.tell(
-        app, as_json, f"{name} is at revision {app['revision']} on fleet {app['spec']['fleet']}, variants {variants}"
+        app, as_json, f"{name} is at revision {app['revision']} on fleet {app['spec']['fleet']}, variants {names}"
     )
 
 
@@ -160,54 +159,13 @@ def delete_app(name: AppArgument, as_json: AsJson = False) -> None:
     output.tell(app, as_json, f"{name} is drained")
 
 
-def _completed(file: Path, document: dict[str, Any]) -> dict[str, Any]:
-    """Return a file's spec, with its family's profiles, and with the placeholders in commands filled in."""
-    spec = dict(document)
-    family, command = spec.pop("family", None), spec.pop("command", None)
-    variants: list[Any] = spec.get("variants") or []
-    if family is not None:
-        variants = _of_family(file, family, variants)
-    spec["variants"] = [_with_command(each, command) if isinstance(each, dict) else each for each in variants]
-    return spec
-
-
-def _of_family(file: Path, family: Any, variants: list[Any]) -> list[Any]:
-    """Return variants, with the family's accuracy and profiles filled in; all of the family's if none is named."""
-    families = measured_families()
-    if family not in families:
-        raise CliError(f"{file}: there is no family {family}, only {', '.join(families)}", EXIT_USAGE)
-    known = families[family]
-    found: list[Any] = []
-    for each in variants or [{"name": name} for name in known]:
-        if not isinstance(each, dict) or each.get("profiles"):
-            found.append(each)
-            continue
-        measured = known.get(str(each.get("name")))
-        if measured is None:
-            names = ", ".join(known)
-            raise CliError(f"{file}: family {family} has no variant {each.get('name')}; it has {names}", EXIT_USAGE)
-        profiles = [
-            {
-                "slice": name,
-                "service_ms": round(1_000 * at["service_s"], 3),
-                "p95_ms": round(1_000 * (at["service_s"] + P95 * at["jitter_s"]), 3),
-                "busy_w": round(at["busy_w"], 1),
-            }
-            for name, at in measured["slices"].items()
-        ]
-        found.append({"accuracy_pct": measured["accuracy_pct"], **each, "profiles": profiles})
-    return found
-
-
-def _with_command(variant: dict[str, Any], command: Any) -> dict[str, Any]:
-    words = variant.get("command", [] if variant.get("image") else command)
-    if not isinstance(words, list):
+def _with_command(variant: dict[str, Any]) -> dict[str, Any]:
+    """Return a variant with the placeholders in its command filled in."""
+    if not isinstance(words := variant.get("command"), list):
         return variant
     name = str(variant.get("name", ""))
-    return {
-        **variant,
-        "command": [filled(word.replace("{variant}", name)) if isinstance(word, str) else word for word in words],
-    }
+    command = [filled(word.replace("{variant}", name)) if isinstance(word, str) else word for word in words]
+    return {**variant, "command": command}
 
 
 def _ms(value: float | None) -> str:

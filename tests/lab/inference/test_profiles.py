@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lab.inference.profiles import for_the_product, read_application
-from services.cli.serving.families import measured_families
+from lab.inference.profiles import EXAMPLE, for_the_example, read_application
 from services.core.domain.errors import DomainError
 
 HEADER = "gpu,family,variant,sm_percent,concurrent_instances,mean_ms,p95_ms,gpu_power_w"
@@ -105,5 +104,5 @@ def test_bad_accuracies_are_named(written: Callable[..., Path], text: str, messa
         read_application("bert", written("a.csv", HEADER, *ROWS), accuracy=written("b.json", text))
 
 
-def test_the_product_has_the_families_as_measured() -> None:
-    assert measured_families() == {"efficientnet": for_the_product("efficientnet")}
+def test_the_example_has_the_family_as_measured() -> None:
+    assert json.loads(EXAMPLE.read_bytes()) == for_the_example("efficientnet")
