@@ -18,6 +18,7 @@ from lab.reproductions import (
     asrpt,
     asrpt_forest,
     asrpt_layouts,
+    batches_beside,
     batches_day,
     carbon_faults,
     carbon_report,
@@ -513,6 +514,11 @@ def batches_at(peak_share: float) -> str:
     return str(part(batches_day, lambda: batches_day.table(data()), SETS=sets, PEAK_SHARES=(peak_share,)))
 
 
+def beside_lines() -> str:
+    """Return the row of one load, without limits."""
+    return str(part(batches_beside, lambda: batches_beside.table(data()), CLASSES=((),), SHARES=(0.5,)))
+
+
 def short_hours(make: Callable[[], str]) -> str:
     """Return a table of the log of code and the second partition alone."""
     return part(traffic, make, TRACES={"code": "code"}, PARTITIONS={"b": PARTITIONS["b"]})
@@ -577,6 +583,7 @@ OTHERS = [
         for make in (one_gpu.booked, one_gpu.levels, one_gpu.job)
     ),
     Again("batches", "day", lambda: batches_at(0.7)),
+    Again("batches", "beside", beside_lines),
     *(Again("traffic", "day", of_the_day, ("Partition b", LAST), head) for head in ("SS", "LS", "spare")),
     *(Again("traffic", "hour", without_lstm, ("Code, partition b", row)) for row in (LAST, "gradient boosting |")),
     *(Again("traffic", "hour-lstm", last_minutes, ("Code, partition b", LAST), head) for head in ("SS", "LS", "spare")),
