@@ -43,7 +43,8 @@ SELECT (SELECT coalesce(sum(size_bytes), 0) FROM batch_files WHERE tenant_id = :
 _ADD_BATCH = text("""
 INSERT INTO batches (id, tenant_id, caller, endpoint, input_file_id, output_keep_s, metadata, expires_at, input_bytes)
 SELECT :id, :tenant, CAST(:caller AS jsonb), :endpoint, id, CAST(:keep_s AS float8), CAST(:metadata AS jsonb),
-       now() + make_interval(secs => CAST(:window_s AS float8)), size_bytes FROM batch_files WHERE id = :file FOR UPDATE
+       now() + make_interval(secs => CAST(:window_s AS float8)), size_bytes FROM batch_files
+ WHERE tenant_id = :tenant AND id = :file FOR UPDATE
 """)
 _BATCHES = text("""
 SELECT * FROM batches
