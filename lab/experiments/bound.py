@@ -157,7 +157,7 @@ def least_of_run(
     rows = np.flatnonzero(kind >= 0)
     if np.isnan(jct_s[rows]).any():
         raise DomainError("there is no bound for a run that left jobs undone")
-    length_s = _lengths_s(workload, site)[rows]
+    length_s = lengths_s(workload, cluster, options)[rows]
     own_s, submitted_s = jct_s[rows], workload.submitted_s[rows]
     deadline_s = submitted_s + np.maximum(own_s, length_s + slack.allowed_s(length_s))
     return least_carbon(
@@ -270,9 +270,9 @@ def _factors(behaviour: Behaviour, limit_w: float | None, levers: Levers) -> lis
     return list(dict.fromkeys((default, (1.0, 1.0), *measured)))
 
 
-def _lengths_s(workload: Workload, site: _Site) -> Floats:
+def lengths_s(workload: Workload, cluster: ClusterSpec, options: EngineOptions) -> Floats:
     """Return how long each job takes at its smallest gang, on the first model it may use: (n_jobs,)."""
-    speed = np.ones(len(workload))
+    site, speed = _Site(cluster, options), np.ones(len(workload))
     for at, profile in enumerate(workload.profiles):
         rows = np.flatnonzero(workload.profile == at)
         behaviour = next((each for model in site.models if (each := profile.truth(model)) is not None), None)

@@ -30,6 +30,8 @@ from lab.reproductions import (
     freesh_readings,
     freesh_serving,
     iteration_times,
+    joint_anywhere,
+    joint_certificate,
     joint_pairs,
     joint_zones,
     lost_work,
@@ -562,9 +564,18 @@ def paired() -> joint_pairs.Found:
         return joint_pairs.figures(joint_pairs.CHOSE + joint_pairs.JUDGES, data(), Path(folder))
 
 
+def judged() -> str:
+    """Return the table of the cases drawn by chance that judge."""
+    load_policies()
+    with TemporaryDirectory() as folder:
+        return joint_anywhere.judged(Path(folder))
+
+
 LAST = "last peak"
 OTHERS = [
     *(Again("joint", name, lambda make=make: make(paired())) for name, make in joint_pairs.TABLES.items()),
+    Again("joint", "joint-anywhere", judged),
+    Again("joint", "joint-certificate", lambda: joint_certificate.certificate_table(("GB",))),
     Again("joint", "joint-zones", lambda: joint_zones.zones_table(data())),
     Again("joint", "cells", cells.cells_table),
     *(
