@@ -32,6 +32,7 @@ from services.db.engine import create_engine
 from services.engines.kueue.cluster import Cluster
 from services.engines.kueue.scaling import BEFORE, SET
 from services.engines.kueue.servers import Registrar, ServersSettings
+from services.kit.bridges.silent import EngineSilentError
 from services.kit.ids import utc_now
 from services.kit.problems import ProblemError
 from services.serving.clusters import Clusters
@@ -402,14 +403,14 @@ async def test_an_address_outside_the_networks_gets_no_requests(site: Site) -> N
 
 @pytest.mark.parametrize("seed", range(6))
 async def test_whatever_fails_on_the_way_counts_follow_plans_and_admins_win(site: Site, seed: int) -> None:
-    """Plans, admins, kills, lost answers and a cluster whose objects change under the registrar, in any order."""
+    """Plans, admins, kills, lost answers, lost pods, and either side that is away, in any order."""
     draw = random.Random(seed)
     name = await pool(site, {ONE: 2, TWO: 1})
     planned = {"one": 2, "two": 1}
     foreign = {LLAMA: False, BIG: False}
     names = {LLAMA: "llama", BIG: "llama-large"}
     for _ in range(40):
-        match draw.randrange(9):
+        match draw.randrange(10):
             case 0 | 1:
                 planned = {"one": draw.randrange(5), "two": draw.randrange(4)}
                 await site.house.plan(name, {ONE: planned["one"], TWO: planned["two"]})
@@ -432,11 +433,13 @@ async def test_whatever_fails_on_the_way_counts_follow_plans_and_admins_win(site
                 pods = list(site.api.objects["pods"])
                 if pods:
                     await site.api.delete("pods", draw.choice(pods))
+            case 8:
+                site.api.down = not site.api.down
             case _:
                 pass
         serving = await site.serving()
         counts = {plural: site.count(plural, each) for plural, each in names.items()}
-        with contextlib.suppress(ProblemError):
+        with contextlib.suppress(ProblemError, EngineSilentError):
             await site.registrar.look()
         for plural, each in names.items():
             if foreign[plural]:
@@ -447,7 +450,7 @@ async def test_whatever_fails_on_the_way_counts_follow_plans_and_admins_win(site
         rows = await site.house.rows(name)
         uids = [row["pod"]["uid"] for row in rows if row["pod"] and row["pod"]["uid"]]
         assert len(uids) == len(set(uids)), "no pod is two instances"
-    site.plane.is_away = site.plane.loses_answers = False
+    site.plane.is_away = site.plane.loses_answers = site.api.down = False
     for plural, each in names.items():
         await site.annotate(plural, each, replicas=None)
     await site.turn(12)
