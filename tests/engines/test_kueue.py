@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from services.engines.kueue.bridge import Bridge
 from services.engines.kueue.cluster import Cluster
 from services.engines.kueue.reading import DEADLINE, Flavored, Queues, Workload, workload_of
 from services.engines.kueue.settings import KueueSettings
-from services.engines.kueue.steering import _boosts, nodes_of
+from services.engines.kueue.steering import STOPS, _boosts, nodes_of
 from services.kit.bridges.talk import Talk
 from services.kit.ids import utc_now
 from services.kit.problems import ProblemError
@@ -96,6 +96,40 @@ async def a_site(folder: Path, plane: Any, **options: Any) -> AsyncIterator[Site
             yield Site(kueue, bridge, plane)
             watching.cancel()
             await asyncio.wait([watching])
+
+
+async def test_a_workload_that_wants_notice_is_told_before_it_is_evicted(tmp_path: Path) -> None:
+    async with a_site(tmp_path, Plane()) as site:
+        notice = {"wattshift.io/stoppable": "true", "wattshift.io/notice-s": "600"}
+        await site.kueue.put("workloads", a_workload("train", 4, **notice))
+        site.plane.decide("team/train", EngineAction.RELEASE, note="released")
+        await site.settle(lambda: site.runs("train"))
+
+        def told() -> str | None:
+            return site.kueue.at("workloads", "team/train")["metadata"].get("annotations", {}).get(STOPS)
+
+        site.plane.decide("team/train", EngineAction.REQUEUE, note="stopped:greener_hours")
+        await site.settle(lambda: told() is not None)
+        stops_at = told()
+        assert stops_at is not None
+        assert timedelta(seconds=500) < datetime.fromisoformat(stops_at) - utc_now() <= timedelta(seconds=600)
+        for _ in range(3):
+            await site.bridge.look()
+        assert (site.runs("train"), site.state("train"), told()) == (True, "Ready", stops_at), "it is not put off"
+
+        site.plane.decide("team/train", EngineAction.RELEASE, note="released")
+        await site.settle(lambda: told() is None)
+        assert site.runs("train")
+        site.plane.decide("team/train", EngineAction.REQUEUE, note="stopped:greener_hours")
+        await site.settle(lambda: told() is not None)
+        for written in ("2999-01-01T00:00:00Z", "soon", "2026-01-01T00:00:00"):
+            await site.kueue.merge("workloads", "team/train", {"metadata": {"annotations": {STOPS: written}}}, None)
+            await site.settle(lambda: told() not in (None, written))  # noqa: B023
+            assert site.runs("train"), "whoever writes over it neither puts it off nor ends it"
+        past = f"{utc_now() - timedelta(seconds=1):%Y-%m-%dT%H:%M:%SZ}"
+        await site.kueue.merge("workloads", "team/train", {"metadata": {"annotations": {STOPS: past}}}, None)
+        await site.settle(lambda: not site.runs("train"))
+        await site.settle(lambda: told() is None)
 
 
 @pytest.mark.parametrize("version", ["v1beta1", "v1beta2"])

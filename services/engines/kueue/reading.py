@@ -16,11 +16,12 @@ from services.engines.kueue.settings import KueueSettings
 
 Json = dict[str, Any]
 
-DEADLINE, FLEXIBLE, STEER, STOPPABLE = (
-    f"wattshift.io/{name}" for name in ("deadline", "flexible-s", "steer", "stoppable")
+DEADLINE, FLEXIBLE, STEER, STOPPABLE, NOTICE = (
+    f"wattshift.io/{name}" for name in ("deadline", "flexible-s", "steer", "stoppable", "notice-s")
 )
 """What users write on their jobs' pods: by when they are to be done, or for how long they may be delayed; ``off`` for
-those that are to be left alone; and whether they may be evicted, to start again from a checkpoint."""
+those that are to be left alone; whether they may be evicted, to start again from a checkpoint, and how long before
+that they are told."""
 
 ZONE = "wattshift.io/zone"  #: What operators write on a ResourceFlavor: the grid zone of its nodes
 REPLACES = "kueue.x-k8s.io/workload-slice-replacement-for"

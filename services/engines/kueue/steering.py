@@ -26,6 +26,7 @@ from services.engines.kueue.reading import (
     FLEXIBLE,
     MOST_GPUS,
     MOST_NODES,
+    NOTICE,
     REPLACES,
     STEER,
     STOPPABLE,
@@ -37,10 +38,11 @@ from services.engines.kueue.settings import KueueSettings
 from services.kit.bridges.devices import numbered
 
 PENDING, READY, RETRY = "Pending", "Ready", "Retry"
-NOTE, START, GRAMS = (f"wattshift.io/{name}" for name in ("note", "expected-start", "expected-gco2"))
+NOTE, START, GRAMS, STOPS = (f"wattshift.io/{name}" for name in ("note", "expected-start", "expected-gco2", "stops-at"))
 """Annotations that users read."""
 BOOST, BOOSTED = "kueue.x-k8s.io/priority-boost", "wattshift.io/priority-boost"
 """What Kueue adds to a priority, and which such value is ours: another one is somebody's own, and stays."""
+_LONGEST_NOTICE_S = 3_600.0
 _SHORTEST_RETRY_S, _LONGEST_RETRY_S = 30.0, 600.0
 """For how long Kueue is asked not to try a workload again: plans change, and it cannot be called back earlier."""
 
@@ -109,8 +111,12 @@ def changes_of(
             found.append(Change(each, None, {}, deactivate=True))
             continue
         yields = cluster_queue_of(each, queues) in hungry
-        checks = _checks(each, queues.checks, decision, now, left_alone=left_alone, yields=yields)
+        stops_at = _stops_at(each, decision, now)
+        checks = None
+        if stops_at is None or stops_at <= now:
+            checks = _checks(each, queues.checks, decision, now, left_alone=left_alone, yields=yields)
         notes: dict[str, str | None] = {**_notes(decision)} if decision else {}
+        notes[STOPS] = stops_at and _instant(stops_at)
         if _is_boost_ours(each):
             boost = str(boosts[each.uid]) if boosts.get(each.uid) else None
             notes |= {BOOST: boost, BOOSTED: boost}
@@ -302,9 +308,22 @@ def _changed(check: Json, state: str | None, message: str, retry_s: int | None, 
     if same and (state == RETRY or check.get("message") == message):
         return check
     wanted = {name: value for name, value in check.items() if name != "requeueAfterSeconds"}
-    at = check.get("lastTransitionTime") if same else f"{now.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
+    at = check.get("lastTransitionTime") if same else _instant(now)
     wanted |= {"state": state, "message": message, "lastTransitionTime": at}
     return wanted | ({"requeueAfterSeconds": retry_s} if retry_s is not None and state == RETRY else {})
+
+
+def _stops_at(workload: Workload, decision: EngineDecision | None, now: datetime) -> datetime | None:
+    """Return when a running workload is evicted whose user wants notice of it: as it was told, if it was."""
+    wanted = workload.annotations.get(NOTICE, "")
+    requeued = decision is not None and decision.action is EngineAction.REQUEUE
+    if not requeued or workload.state is not EngineJobState.RUNNING or not wanted.isdecimal():
+        return None
+    latest = now + timedelta(seconds=min(float(wanted), _LONGEST_NOTICE_S))
+    try:
+        return min(datetime.fromisoformat(workload.own_annotations[STOPS]), latest)
+    except (KeyError, ValueError, TypeError):  # it was not told, or somebody has written over it
+        return latest
 
 
 def _wait_s(decision: EngineDecision, now: datetime) -> int:
@@ -314,9 +333,13 @@ def _wait_s(decision: EngineDecision, now: datetime) -> int:
 
 
 def _notes(decision: EngineDecision) -> dict[str, str]:
-    start = {START: f"{decision.until.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"} if decision.until else {}
+    start = {START: _instant(decision.until)} if decision.until else {}
     grams = {} if decision.gco2 is None else {GRAMS: f"{decision.gco2:.0f}"}
     return ({NOTE: decision.note} if decision.note else {}) | start | grams
+
+
+def _instant(at: datetime) -> str:
+    return f"{at.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def _deadline_of(workload: Workload) -> datetime | None:
