@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -51,26 +52,31 @@ def test_many_failures_get_no_second_chance(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_test_that_ends_its_worker_fails_once_and_is_named(tmp_path: Path) -> None:
-    """The worker had finished files before, and others wait: one of a single test, too."""
+    """The worker had finished files before, and others wait: one of a single test, too. A child of it lives on."""
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     for file, tests in enumerate((2, 3, 4, 1, 2)):
-        ends = "    if n == 1:\n        open('ends', 'a').write('.')\n        os._exit(1)\n" * (file == 2)
+        leaves = "child = os.fork() or time.sleep(600)\n        print(child, file=open('ends', 'a'))"
+        ends = f"    if n == 1:\n        {leaves}\n        os._exit(1)\n" * (file == 2)
         (tmp_path / f"test_{file}.py").write_text(
-            "import os\nimport pytest\n\n"
+            "import os\nimport time\nimport pytest\n\n"
             f"@pytest.mark.parametrize('n', range({tests}))\ndef test_n(n):\n    pass\n{ends}"
         )
     arguments = ("-q", "--workers", "1", "-p", "tests.support.workers")
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", *arguments, "--rootdir", str(tmp_path)],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(Path(gates.__file__).parents[1])},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert "1 failed, 11 passed" in run.stdout
-    assert "\ntest_2.py::test_n[1] ended its worker\n" in run.stdout
-    assert (tmp_path / "ends").read_text() == "."
+    said, ends = tmp_path / "said", tmp_path / "ends"
+    try:
+        with said.open("w") as file:
+            subprocess.run(
+                [sys.executable, "-m", "pytest", *arguments, "--rootdir", str(tmp_path)],
+                cwd=tmp_path,
+                env=os.environ | {"PYTHONPATH": str(Path(gates.__file__).parents[1])},
+                stdout=file,
+                timeout=120,
+            )
+    finally:
+        (child,) = ends.read_text().split()
+        os.kill(int(child), signal.SIGKILL)
+    assert "1 failed, 11 passed" in said.read_text()
+    assert "\ntest_2.py::test_n[1] ended its worker\n" in said.read_text()
 
 
 def test_the_labs_tests_run_where_the_lab_or_the_core_has_changed(tmp_path: Path) -> None:

@@ -66,6 +66,7 @@ class _Worker:
                 pipe.close()
             _work_and_exit(session, number, far_end)
         far_end.close()
+        self.ended = os.pidfd_open(self._pid)  #: Readable once it has ended, though a child of its holds its pipe
 
     def give(self, tests: Sequence[int]) -> None:
         """Give it tests, or none: then it ends."""
@@ -76,6 +77,7 @@ class _Worker:
     def end(self) -> int:
         """Wait for its end; return its exit status, and minus the number of the signal that it died of."""
         self.pipe.close()
+        os.close(self.ended)
         return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
 
 
@@ -96,8 +98,12 @@ class _Controller:
             for _ in range(min(count, len(self._files))):
                 self._begin_worker()
             while self._workers:
-                for pipe in wait([*self._workers]):
-                    self._hear(self._workers[pipe])
+                ends = {worker.ended: worker for worker in self._workers.values()}
+                for ready in wait([*self._workers, *ends]):
+                    if (worker := self._workers.get(ready)) is not None:
+                        self._hear(worker)
+                    elif not ends[ready].pipe.closed and not ends[ready].pipe.poll():
+                        self._bury(ends[ready])
         finally:
             for worker in self._workers.values():  # interrupted: they are too, or find nobody to report to
                 worker.end()
