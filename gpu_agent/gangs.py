@@ -513,7 +513,10 @@ class Gangs:
             cause, detail = EndedBy.REFUSED, f"it cannot be started: {error!r}"[:500]
         else:
             return
-        self._end_unstarted(gang, _REFUSED_CODE, cause, detail)
+        try:
+            self._end_unstarted(gang, _REFUSED_CODE, cause, detail)
+        except OSError as error:  # a full disk: the next look ends it, as one whose shim is dead
+            log.error("gang.end_not_written", allocation_id=gang.allocation_id, error=str(error))
         self._on_change()
 
     async def _fetched(self, gang: Gang, start: StartGang) -> Inputs | None:

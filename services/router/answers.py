@@ -201,7 +201,8 @@ class AnswerPasser:
             renamed=_names(turn, server),
         )
         status = connection.status
-        piece = await connection.piece()  # what fails until here was no answer: another server may be asked
+        # What fails until here was no answer: another server may be asked.
+        piece, piece_s = await connection.piece(), connection.last_at_s
         try:
             await exchange.begin(status, headers)
             send, latency, request_class = exchange.send, self._outcomes.latency, turn.expected.request_class
@@ -211,18 +212,17 @@ class AnswerPasser:
                 if received.asked.is_flex and is_plain:
                     out = _events_of_flex(out)
                 if reader.events > events:
-                    now_s = connection.last_at_s  # and not when its client has read it
                     if events:
-                        latency.gap(server.id, request_class, now_s - event_s, reader.events - events)
+                        latency.gap(server.id, request_class, piece_s - event_s, reader.events - events)
                     else:
-                        turn.first_s = now_s - received.at_s
+                        turn.first_s = piece_s - received.at_s
                         if turn.place is not None:
-                            server.costs.has_read(turn.place, now_s)
+                            server.costs.has_read(turn.place, piece_s)
                         latency.first(server.id, request_class, turn.first_s, turn.wait_s)
-                    events, event_s = reader.events, now_s
+                    events, event_s = reader.events, piece_s
                 if out:
                     await send({"type": "http.response.body", "body": out, "more_body": True})
-                piece = await connection.piece()
+                piece, piece_s = await connection.piece(), connection.last_at_s  # not when its client has read it
         except UpstreamError as error:
             log.warning("server.broke_off", server=server.id, reason=error.reason)
             status = 502

@@ -75,7 +75,9 @@ class Dispatcher:
                 for model in pool.spec.fallback
                 if received.key.key_limits.may_name(model) and (each := self.fleet.pool_of(model, identity))
             ]
-        for model, current in pools:
+        for at, (model, known) in enumerate(pools):
+            # By the newest table: the servers of the model before this one may have taken long to fail.
+            current = self.fleet.pools.get(known.spec.name) or Pool(known.spec)
             expected = self.expectations.of(received.kind, asked, current, model, identity.key_id)
             arrived = current, received.at_utc_s, expected.input_tokens, expected.output_tokens
             if report is None:
@@ -85,7 +87,7 @@ class Dispatcher:
             lane = self.lanes.of(current, expected.request_class)
             turn = Turn(received, model, current, lane, expected, report)
             try:
-                await self._in_lane(turn, current is pools[-1][1])
+                await self._in_lane(turn, at == len(pools) - 1)
             except asyncio.CancelledError:
                 if turn.place is None:  # its client left the queue
                     self.metrics.requests.add((model, expected.request_class, "499"))

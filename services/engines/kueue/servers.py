@@ -7,6 +7,7 @@ dot, so that it knows its own again after a restart, and touches nothing else.
 
 import asyncio
 import contextlib
+import time
 from http import HTTPStatus
 from pathlib import Path
 
@@ -35,6 +36,7 @@ log = Log(__name__)
 
 PAGE, MOST_BYTES = 200, 1024 * 1024
 ASK_S = 3.0  #: For a server to say which models it has
+KNOWN_S = 60.0  #: How long what is registered counts as known: others may change it
 
 
 class ServersSettings(KueueSettings):
@@ -57,6 +59,7 @@ class Registrar:
         self._settings, self._cluster, self._session = settings, cluster, session
         self._gateway = ServiceClient(session, settings.control_plane_url, "The control plane", timeout_s=10)
         self._registered: dict[str, EndpointSpec] | None = None
+        self._read_at_s = 0.0
         self._refused: dict[str, str] = {}
         self._failed: dict[str, str] = {}
 
@@ -80,9 +83,9 @@ class Registrar:
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 are_known = False
                 self._refuse(str(pool.get("metadata")), f"its pool cannot be read: {error!r}")
-        if self._registered is None:
-            self._registered = await self._own(headers)
-        known = self._registered
+        known, self._registered = self._registered, None  # it is read again after a write whose outcome is not known
+        if known is None or time.monotonic() >= self._read_at_s + KNOWN_S:
+            known, self._read_at_s = await self._own(headers), time.monotonic()
         specs = await asyncio.gather(*(self._spec(server, known.get(server.name)) for server in servers))
         for server, spec in zip(servers, specs, strict=True):
             if spec is not None and known.get(server.name) != spec and await self._put(server.name, spec, headers):
@@ -95,6 +98,7 @@ class Registrar:
                     raise
             del known[name]
             log.info("server.removed", endpoint=name)
+        self._registered = known
         if are_known:
             there = {each.name for each in servers}
             self._refused = {name: why for name, why in self._refused.items() if name in there}
