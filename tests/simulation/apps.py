@@ -7,7 +7,6 @@ import math
 import time
 from datetime import UTC, datetime
 from typing import Any, cast
-from unittest.mock import patch
 
 from services.contracts.routing import RoutedApp, RoutedAppServer, RouterState, RoutingTable
 from services.kit.crowd import Crowd, Guest
@@ -137,9 +136,7 @@ async def play(simulation: Simulation) -> None:
     _Process.has_lost_any, _Process.lost_app_s = False, -math.inf
     has_stranger = draw(6) == 1
     crowd = _FullCrowd(simulation)
-    full = patch.object(remote, "CROWD", crowd)
-    full.start()
-    simulation.at_end(full.stop)
+    simulation.instead(remote, CROWD=crowd)
     most_waiting = (5, 0)[draw(2, often=0.4)]
     processes = [_Process(name, "token", most_waiting) for name in ("p1", "p2", "p3")[: 1 + draw(3)]]
     if has_stranger:  # of another installation; nobody lets it in
@@ -156,10 +153,8 @@ async def play(simulation: Simulation) -> None:
     simulation.rests("no instance with room stands beside a request that may use it", lambda: _stands_idle(processes))
     simulation.holds("a stranger is not let in", lambda: _let_in(processes))
     simulation.holds("who has no place among connections is not kept", lambda: _kept(crowd))
-    for name, judge in (("_give", _judged), ("take", _refused)):
-        judged = patch.object(AppQueue, name, judge(simulation, getattr(AppQueue, name)))
-        judged.start()
-        simulation.at_end(judged.stop)
+    give, take = _judged(simulation, AppQueue._give), _refused(simulation, AppQueue.take)
+    simulation.instead(AppQueue, _give=give, take=take)
     requests = [
         simulation.start(_ask(simulation, processes[draw(len(processes))], n), may_be_cancelled=True)
         for n in range(2 + draw(8))

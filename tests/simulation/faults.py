@@ -48,17 +48,23 @@ from tests.support.servers import ROOT
 
 ROOMS: Mapping[str, Mapping[str, Sequence[str]]] = {
     "router": {
-        "services/router/lanes.py": ("router", "limits"),
-        "services/router/dispatch.py": ("router", "limits"),
-        "services/router/answers.py": ("router", "limits"),
+        "services/router/lanes.py": ("router", "limits", "picking"),
+        "services/router/dispatch.py": ("router", "limits", "picking"),
+        "services/router/answers.py": ("router", "limits", "picking"),
         "services/router/upstream.py": ("router",),
         "services/router/breaker.py": ("router", "apps"),
         "services/router/gate.py": ("router", "limits"),
+        "services/router/picking/picker.py": ("picking",),
+        "services/router/picking/protocol.py": ("picking",),
     },
     "apps": {
         "services/router/apps/queue.py": ("apps",),
         "services/router/apps/coordination.py": ("apps",),
         "services/router/apps/remote.py": ("apps",),
+    },
+    "kueue": {
+        "services/engines/kueue/servers.py": ("registrar",),
+        "services/engines/kueue/inference.py": ("registrar",),
     },
     "edge": {
         "services/kit/edge/edge.py": ("router", "edge"),
@@ -120,6 +126,10 @@ ROUND = 25
 """Schedules of a scenario before the next one's turn."""
 MOST_KNOWN = 200
 """Schedules that are known to come to a fault, before others are made of them."""
+FEW_KNOWN = 8
+"""If fewer are known, it is looked for others first, for up to half of the time: others can be made of them."""
+LEAST_NEW = 0.1
+"""The least share of new schedules among those that are made of others."""
 MOST_REACHING_CPU_S = 30.0
 """Of a scenario, to know which of its schedules come to which fault."""
 
@@ -229,20 +239,29 @@ def _file(root: Path, path: str) -> MutatedFile:
 def known(root: Path) -> Iterator[tuple[Mutant, str]]:
     """Yield the faults of ``KNOWN`` with the sources that have them."""
     for path, before, after in KNOWN:
-        text = (root / path).read_text()
-        assert before in text, f"{path} has no longer {before}"
-        line = 1 + text[: text.index(before)].count("\n")
-        mutant = Mutant(path, -1, "known", "", line, (line, line), False, (), before, after)
-        yield mutant, text.replace(before, after)
+        yield by_hand(root, path, before, after)
+
+
+def by_hand(root: Path, path: str, before: str, after: str) -> tuple[Mutant, str]:
+    """Return a fault that was thought of, with the source that has it."""
+    text = (root / path).read_text()
+    assert before in text, f"{path} has no longer {before}"
+    line = 1 + text[: text.index(before)].count("\n")
+    mutant = Mutant(path, -1, "known", "", line, (line, line), False, (), before, after)
+    return mutant, text.replace(before, after)
 
 
 def look_for(mutant: Mutant, source: str, number: int, known: Mapping[str, Reached], cpu_s: float) -> Outcome:
     """Plant a fault in a process of its own, and search for it for so long."""
 
     def work() -> Outcome:
+        began_s = time.process_time()
+        come = come_to(mutant, source, number, known, cpu_s / 2)
         plant(mutant, source)
-        turns = [_Turns(name, number, known.get(name, Reached())) for name in SCENARIOS_OF[mutant.path]]
-        return _search(turns, cpu_s)
+        turns = [_Turns(name, number, each) for name, each in come.items()]
+        spent_s = time.process_time() - began_s
+        outcome = _search(turns, cpu_s - spent_s)
+        return replace(outcome, cpu_s=outcome.cpu_s + spent_s)
 
     outcome = apart(work)
     name, _, breach = (outcome.breach or "").partition(": ")
@@ -250,6 +269,23 @@ def look_for(mutant: Mutant, source: str, number: int, known: Mapping[str, Reach
         print(f"WITHOUT THE FAULT, TOO: {name}:{pack(outcome.made)} {breach}", file=sys.stderr, flush=True)
         return replace(outcome, breach=None)
     return outcome
+
+
+def come_to(mutant: Mutant, source: str, number: int, known: Mapping[str, Reached], cpu_s: float) -> dict[str, Reached]:
+    """Return the schedules that come to a fault, by scenario; of one to which few are known to come, look for more."""
+    come = {name: known.get(name, Reached()) for name in SCENARIOS_OF[mutant.path]}
+    if sum(len(each.places.get(number, ())) for each in come.values()) >= FEW_KNOWN or not mutant.within:
+        return come
+    tree, placed = reach.noted(mutant.path, {number: (mutant, changed_lines(mutant.path, source)[0])})
+    if number not in placed:
+        return come
+    _replace(mutant.path, tree)
+    for name, each in come.items():
+        share_s = cpu_s / len(come)
+        more = reach.run(SCENARIOS[name], [_module(mutant.path)], share_s, first=each.seeds, enough=FEW_KNOWN)
+        more.places[number] = [*each.places.get(number, ()), *more.places.get(number, ())]
+        come[name] = more
+    return come
 
 
 def is_breached_by(play: Play, made: Sequence[int], breach: str) -> bool:
@@ -310,8 +346,8 @@ def _functions(module: Any) -> Iterator[FunctionType]:
 class _Turns:
     """The schedules of one scenario in which a fault is searched for.
 
-    First those that are known to come to it. Then new ones by turns with such as are the same as one of those up to
-    the fault, or to a place before it, and go on in another way.
+    First those that are known to come to it. Then new ones, in the share in which they come to it, between such as are
+    the same as one of those up to the fault, or to a place before it, and go on in another way.
     """
 
     def __init__(self, name: str, number: int, known: Reached) -> None:
@@ -329,7 +365,7 @@ class _Turns:
             self._made[seed] = simulation.choices.made, at
             yield simulation, breach
         for number in itertools.count():
-            if self._made and number % 2:
+            if self._made and drawn.random() >= max(self.share, LEAST_NEW):
                 made, at = self._made[drawn.choice(list(self._made))]
                 begin = made[: at if drawn.random() < 0.5 else int(at * drawn.random())]
                 yield play_once(play, Choices(begin, then=number))

@@ -190,7 +190,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         given_back = getattr(getattr(context.get("future"), "get_coro", str)(), "__qualname__", "") == GIVES_BACK
         expected = (asyncio.CancelledError, KilledError, *([TimeoutError] if given_back else []))
         if self.failure is None and not isinstance(error, expected):
-            text = f"{context.get('message')}: {error!r}"
+            text = f"{context.get('message')}: {error!r} {context.get('future', '')}"
             self.failure = error if isinstance(error, BreachError) else BreachError("nothing fails unseen", text)
 
     def note_unawaited(self, work: Coroutine[Any, Any, Any]) -> None:
@@ -383,6 +383,7 @@ class SimulatedTransport(asyncio.Transport):
 
     Attributes:
         number: In the order of their making; a set of connections has none that repeats.
+        was_cut: Whether anything was sent in pieces.
     """
 
     peer: SimulatedTransport
@@ -391,6 +392,7 @@ class SimulatedTransport(asyncio.Transport):
         super().__init__()
         self._loop = loop
         self.number = next(loop.numbers)
+        self.was_cut = False
         self.protocol = protocol
         self._arriving: list[bytes | None] = []
         self._is_closed = False
@@ -407,6 +409,7 @@ class SimulatedTransport(asyncio.Transport):
             return
         data = bytes(data)
         cut = choices.below(2, often=0.1) and len(data) // 2
+        self.was_cut |= bool(cut)
         for piece in (data[:cut], data[cut:]) if cut else (data,):
             self._send(piece)
 
@@ -502,6 +505,16 @@ class Simulation:
     def at_end(self, undo: Callable[[], Any]) -> None:
         """Undo something when the run is over, however it ends."""
         self._at_end.callback(undo)
+
+    def instead(self, where: Any, **stand_ins: Any) -> None:
+        """Have stand-ins take the places of what a module or class has, until the run is over."""
+        for name, stand_in in stand_ins.items():
+            had = vars(where).get(name, self)
+            if had is self:  # it is inherited
+                self._at_end.callback(delattr, where, name)
+            else:
+                self._at_end.callback(setattr, where, name, had)
+            setattr(where, name, stand_in)
 
     def check(self, name: str, is_so: bool, detail: str = "") -> None:
         """Check once.

@@ -9,22 +9,23 @@ from __future__ import annotations
 import asyncio
 import errno
 import fcntl
+import functools
 import itertools
 import json
 import math
 import os
 import shutil
+import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Set
-from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Set
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
-from unittest.mock import patch
 
 from redis.exceptions import RedisError
 
@@ -94,6 +95,8 @@ MOST_DEATHS = 4
 """Of an agent, by accident or at its end."""
 
 T = TypeVar("T")
+write_facts = shim.write_facts
+"""As shims do it, which have reserved room for it on a full disk."""
 WRITES = ("replace", "rename", "unlink", "mkdir", "rmdir", "write", "pwrite", "link", "symlink")
 """What changes a folder or a file: a process may be killed before any of them."""
 USING_DEVICES = frozenset({"look", "refresh", "_read_all", "_limits_w", "set_power_limit", "reset_power_limit"})
@@ -128,12 +131,23 @@ class _Shim:
     boot: str = ""
     work: asyncio.Task[None] | None = None
     runs: bool = False
+    is_signalled: bool = False
     ended_s: float | None = None
+    lasted_s: tuple[float, float] = (math.inf, math.inf)  # from when to when, as seconds that nobody can set
     lock: int | None = None
 
     def poll(self) -> int | None:
         """Return a status once it has ended."""
         return None if self.work is not None and not self.work.done() and self.process.is_alive else 0
+
+    def begin(self) -> None:
+        """Have its command run."""
+        self.runs, self.lasted_s = True, (shim.clock(), math.inf)
+
+    def end(self, at_s: float | None = None) -> None:
+        """Have its command end, at a time of the host's clock."""
+        self.runs, self.lasted_s = False, (self.lasted_s[0], shim.clock())
+        self.ended_s = time.time() if at_s is None else at_s
 
     def unlock(self) -> None:
         """Give back its folder, as the kernel does when a process ends."""
@@ -150,6 +164,7 @@ class _Shims:
         all: By pid.
         started: How often each allocation's command was run.
         clock: Of the host.
+        drawn: What its devices drew.
         most_ahead_s: By how much it was ever ahead or behind.
     """
 
@@ -168,6 +183,7 @@ class _Shims:
     boots: list[float] = field(default_factory=list[float])
     clock: Clock = field(default_factory=Clock)
     most_ahead_s: float = 0.0
+    drawn: Drawn = field(init=False)
     beginning: _Agent | None = None
     _pids: Iterator[int] = field(default_factory=lambda: itertools.count(1_000))
 
@@ -246,19 +262,19 @@ class _Shims:
             if each.folder.started() is not None or each.folder.exit() is not None:
                 return
             facts = {"pid": each.pid, "shim": each.pid, "started_at": time.time(), "kernel_boot": each.boot}
-            shim.write_facts(str(each.folder.path / shim.STARTED), facts)
+            write_facts(str(each.folder.path / shim.STARTED), facts)
             name = each.start.allocation_id
             self.started[name] = self.started.get(name, 0) + 1
-            each.runs = True
+            each.begin()
             code, ended_by = await self._live(each)
-            each.runs, each.ended_s = False, time.time()
+            each.end()
             await asyncio.sleep(0)
             self.exits[each.start.allocation_id] = code, EndedBy(ended_by)
             exit_facts = {"code": code, "ended_by": ended_by, "ended_at": each.ended_s}
             if draw(8) == 1:
                 limit = self.memory[name] = draw(2) << 30
                 exit_facts |= {"memory_peak": 1 << 30, "memory_limit": limit}
-            shim.write_facts(str(each.folder.path / shim.EXITED), exit_facts)
+            write_facts(str(each.folder.path / shim.EXITED), exit_facts)
         finally:
             each.unlock()
 
@@ -280,6 +296,8 @@ class _Shims:
             facts = shim.read_facts(str(each.folder.path / shim.STOP))
             if facts is not None and not ended_by:
                 ended_by, kill_at = facts.get("cause", "stop"), now_s + float(facts.get("grace_s", 0.0))
+            if each.is_signalled and not ended_by:
+                ended_by, kill_at = "host", now_s + grace_s
             if not ended_by and now_s >= deadline - min(grace_s, LEASE_S / 3):
                 ended_by, kill_at = "lease", now_s + grace_s
             if ended_by and draw(2):  # it obeys
@@ -305,7 +323,7 @@ class _Shims:
             if each.poll() is None or each.runs:
                 self.kill(pid)
                 if each.runs:
-                    each.runs, each.ended_s = False, self.boots[-1]
+                    each.end(self.boots[-1])
 
     def set_clock(self, by_s: float) -> None:
         """Set the host's calendar clock."""
@@ -316,13 +334,28 @@ class _Shims:
         """End what a dead shim has left, in the place of ``kill_marked``."""
         found = [each for each in self.all.values() if str(each.folder.progress_file) in mark and each.runs]
         for each in found:
-            each.runs, each.ended_s = False, time.time()
+            each.end()
         return len(found)
 
     def signal(self, pid: int, number: int) -> None:
-        """Signal a shim, in the place of ``os.kill``; it looks at its stop request sooner."""
+        """Signal a shim, in the place of ``os.kill``: it ends its command, as its stop request says if there is one."""
         if pid not in self.all:
             raise ProcessLookupError(pid)
+        self.all[pid].is_signalled = True
+
+    def requested(self, request: Any) -> Any:
+        """Return how a rank is asked to end, of which its shim hears though nothing can be written."""
+
+        def judge(folder: RankFolder, *arguments: Any) -> None:
+            try:
+                request(folder, *arguments)
+            finally:
+                running = [each for each in self.all.values() if each.folder.path == folder.path and each.runs]
+                silent = [each.pid for each in running if each.poll() is None and not each.is_signalled]
+                is_dead = isinstance(sys.exception(), KilledError)
+                self.simulation.check("who is to end hears of it", is_dead or not silent, folder.path.name)
+
+        return judge
 
     def held(self) -> Iterator[int]:
         """Yield the devices of gangs that have processes, each as often as it is held."""
@@ -476,11 +509,17 @@ class _Plane:
             check("what never ran has no beginning", rank.started_at is None, name)
         if rank.ended_by is EndedBy.HOST:
             assert self.shims is not None
-            check("no living shim is taken for dead", name in self.shims.killed, name)
             ran = next((each for each in self.shims.all.values() if each.start.allocation_id == name), None)
+            mine = [each for each in self.shims.all.values() if each.start.allocation_id == name]
+            is_ended = name in self.shims.killed or any(each.is_signalled for each in mine) or not mine
+            check("no living shim is taken for dead", is_ended, name)
             was_restarted = ran is not None and name in self.shims.started and ran.boot != self.shims.boot
             is_told = (rank.detail or "").startswith("the host restarted") is was_restarted
-            check("an end is told as it was", is_told or not rank.started_at, f"{name}: {rank.detail}")
+            check(
+                "an end is told as it was",
+                is_told or not rank.started_at or shown is not None,
+                f"{name}: {rank.detail}",
+            )
         elif (limit := self.shims.memory.get(name)) is not None:
             words = "its own limit was not reached" if not limit else "of 1.0 GiB"
             check("an end is told as it was", words in (rank.detail or ""), f"{name}: {rank.detail}")
@@ -778,16 +817,17 @@ class _Devices:
 
     Attributes:
         has_failed: Whether any ever did.
+        estimates: Whether the power that they show is a guess.
     """
 
-    def __init__(self, simulation: Simulation, is_registering: Callable[[], bool]) -> None:
-        """Take who asks whether the node registers just now."""
+    def __init__(self, simulation: Simulation, plane: _Plane) -> None:
+        """Take who knows whether the node registers just now."""
         draw = simulation.choices.below
-        self._simulation = simulation
-        self.is_registering = is_registering
+        self._simulation, self.plane = simulation, plane
         self._often, self._nonsense = draw(2) * 0.03, draw(2) * 0.02
         self.refuses_clocks = draw(4) == 1
         self._counts = draw(6) != 1
+        self.estimates = draw(6) == 1
         self.has_failed = not self._counts
         self._extra_gib = 0
 
@@ -814,6 +854,8 @@ class _Devices:
             draw, is_calm = self._simulation.choices.below, self._simulation.is_calm
             if not self._counts:
                 sample = replace(sample, energy_j=None)
+            elif self.estimates:  # its power is a guess, which says nothing against its counter
+                sample = replace(sample, power_w=0.2 * sample.power_w, estimated=True)
             if self._nonsense and not is_calm and draw(2, often=self._nonsense):
                 self.has_failed = True
                 return replace(sample, **NONSENSE[draw(len(NONSENSE))])
@@ -824,7 +866,7 @@ class _Devices:
     def refresh(self) -> bool:
         """Whether there are other devices than before, as when somebody has changed a GPU."""
         may_change = not self._simulation.is_calm and self._simulation.loop.process_now() is not None
-        often = 0.5 if self.is_registering() else 0.05
+        often = 0.5 if self.plane.registering > 0 else 0.05
         is_new = may_change and self._simulation.choices.below(2, often=often) == 1
         self._extra_gib ^= is_new
         return is_new
@@ -838,6 +880,117 @@ class _Devices:
         return devices
 
 
+class Drawn:
+    """What the devices of hosts really drew: their power over time, from when to when, as drivers draw it.
+
+    Attributes:
+        made: Every interval that was made, by its key, and from when to when it is.
+        put_s: When each gang was given to its node, where that is known.
+    """
+
+    def __init__(self, simulation: Simulation, shims: _Shims, devices: _Devices | None) -> None:
+        self._simulation, self._shims, self._devices = simulation, shims, devices
+        self._power: dict[tuple[str, int], list[tuple[float, float, float]]] = {}
+        self._measured: set[int] = set()
+        self.made: dict[tuple[str, int], tuple[EnergyInterval, float, float]] = {}
+        self.put_s: dict[str, float] = {}
+
+    def noted(self, advance: Any) -> Any:
+        """Return how a driver goes on, whose draw is written down; one that begins anew may begin a little earlier."""
+
+        def note(driver: Any, *, save: bool = True) -> None:
+            begin_s, draws_w = driver._at, [each.power_w for each in driver._devices]
+            advance(driver, save=save)
+            for index, draw_w in enumerate(draws_w):
+                power = self._power.setdefault((driver._node_id, index), [])
+                while power and power[-1][1] > begin_s:
+                    first_s, _, was_w = power.pop()
+                    if first_s < begin_s:
+                        power.append((first_s, begin_s, was_w))
+                power.append((begin_s, driver._at, draw_w))
+
+        return note
+
+    def _joules(self, node: str, devices: Iterable[int], begin_s: float, end_s: float) -> float:
+        """Return what devices of a node drew between two times."""
+        total_j = 0.0
+        for device in devices:
+            for first_s, last_s, draw_w in reversed(self._power[node, device]):
+                if last_s <= begin_s:
+                    break
+                total_j += max(min(last_s, end_s) - max(first_s, begin_s), 0.0) * draw_w
+        return total_j
+
+    def judged(self, interval: Any) -> Any:
+        """Return how intervals are made, each of which says what was drawn: in all, by each gang and by nobody."""
+
+        def judge(meter_: Any, elapsed_s: float, cpu_s: dict[str, float]) -> EnergyInterval:
+            found: EnergyInterval = interval(meter_, elapsed_s, cpu_s)
+            begin_s, end_s = meter_._opened, meter_._sampled
+            self.made[found.boot_id, found.sequence] = found, begin_s, end_s
+            is_first = id(meter_) not in self._measured  # until its first reading nobody can tell
+            self._measured.add(id(meter_))
+            self._simulation.at_end(lambda: meter_)  # kept, so that no other has its id
+            has_failed = self._devices is not None and self._devices.has_failed
+            if not (is_first or has_failed or any(usage.until for usage in found.usages)):
+                self._check(meter_._progress_of.__self__, found, begin_s, end_s)
+            return found
+
+        return judge
+
+    def _check(self, agent: _Agent, found: EnergyInterval, begin_s: float, end_s: float) -> None:
+        check, node = self._simulation.check, agent.settings.node_id
+        told_j = {usage.allocation_id: usage.gpu_energy_j for usage in found.usages}
+        drawn_j = self._joules(node, range(GPUS), begin_s, end_s)
+        is_all = abs(sum(told_j.values()) - drawn_j) <= SLACK_J
+        check("a node is charged for what it drew", is_all, f"{told_j}, and {drawn_j:.1f} J")
+        mine = agent.gangs.folder
+        shims = [each for each in self._shims.all.values() if each.folder.path.parent == mine]
+        lasted = {each.start.allocation_id: each.lasted_s for each in shims}
+        starts = [*(each.start for each in shims), *(each.start for each in agent.gangs if each.start)]
+        late_s = LATE_END_S * (2 if self._simulation.loop.lacks_threads else 1)
+        here = {
+            each.allocation_id: each
+            for each in starts
+            if self.put_s.get(each.allocation_id, 0.0) < end_s
+            and lasted.get(each.allocation_id, NEVER)[1] + late_s > begin_s
+        }
+        least_idle_j = most_idle_j = drawn_j
+        for name, start in here.items():
+            beside = [o for o in here.values() if o is not start and set(start.devices) & set(o.devices)]
+            is_shared = any(o.shares or start.shares for o in beside)  # by estimate
+            ran_s, over_s = NEVER if is_shared else lasted.get(name, NEVER)
+            least_j = self._joules(node, start.devices, max(ran_s, begin_s), min(over_s, end_s))
+            until_s = min(lasted.get(name, NEVER)[1] + late_s, end_s)
+            most_j = self._joules(node, start.devices, max(self.put_s.get(name, 0.0), begin_s), until_s)
+            mine_j = told_j.get(name, 0.0)
+            is_own = least_j - SLACK_J <= mine_j <= most_j + SLACK_J
+            check("a gang is charged for what its devices drew", is_own, f"{name}: {least_j} <= {mine_j} <= {most_j}")
+            least_idle_j, most_idle_j = least_idle_j - most_j, most_idle_j - least_j
+        idle_j = told_j.get(None, 0.0)
+        is_rest = least_idle_j - SLACK_J <= idle_j <= most_idle_j + SLACK_J
+        what = f"{least_idle_j} <= {idle_j} <= {most_idle_j}"
+        check("what nobody's devices drew is charged to nobody", is_rest, what)
+
+    def booked(self, book: Any) -> Any:
+        """Return how a reading is booked: one that cannot be is said to be modelled, and spoils no others."""
+
+        def judge(meter_: Any, device: Any, sample: Any, now: float, elapsed_s: float) -> Any:
+            shown_j, counter, check = sample.energy_j, device.counter, self._simulation.check
+            was_good = counter is not None and counter.reading_j < NONSENSE_J and device.check.holds and elapsed_s > 0
+            is_odd = was_good and shown_j is not None and not 0 <= shown_j < NONSENSE_J
+            faults, booked = device.faults, book(meter_, device, sample, now, elapsed_s)
+            is_told = booked[1] is EnergySource.MODELLED and device.faults == faults + 1 and not device.exact
+            check("what was not measured is said to be modelled", is_told or not is_odd, str(booked))
+            check("a counter that is right is believed", device.check.holds, str(device.check))
+            return booked
+
+        return judge
+
+
+SLACK_J = 1.0
+NEVER = (math.inf, math.inf)
+NONSENSE_J = 1e11
 NONSENSE: tuple[dict[str, float | None], ...] = (
     {"power_w": 1e6},
     {"power_w": -5.0},
@@ -849,12 +1002,10 @@ NONSENSE: tuple[dict[str, float | None], ...] = (
 """What a device may say that cannot be."""
 
 
-@contextmanager
-def _a_host(
-    simulation: Simulation, shims: _Shims, commands: _Outbox, devices: _Devices | None = None
-) -> Iterator[Path]:
-    """Yield a state folder on a host whose kernel, shims and disk are stand-ins."""
+def a_host(simulation: Simulation, shims: _Shims, commands: _Outbox, devices: _Devices | None = None) -> Path:
+    """Return a state folder on a host whose kernel, shims and disk are stand-ins."""
     draw = simulation.choices.below
+    drawn = shims.drawn = Drawn(simulation, shims, devices)
     fails = (0.0, 0.02, 0.0, 0.06)[draw(4)]
     release = RankFolder.release
 
@@ -892,10 +1043,7 @@ def _a_host(
 
         return write
 
-    for name in WRITES:
-        patched = patch.object(os, name, may_be_the_last(getattr(os, name)))
-        patched.start()
-        simulation.at_end(patched.stop)
+    simulation.instead(os, **{name: may_be_the_last(getattr(os, name)) for name in WRITES})
     write_bytes = os.pwrite
     kernel = SimpleNamespace(**{name: getattr(os, name) for name in dir(os) if not name.startswith("__")})
     kernel.kill = shims.signal
@@ -912,6 +1060,11 @@ def _a_host(
         (outbox, "oldest", commands.oldest),
         (outbox, "delete", commands.delete),
         (files, "replace", may_fail(files.replace)),
+        (shim, "write_facts", may_fail(write_facts)),
+        (RankFolder, "request_stop", shims.requested(RankFolder.request_stop)),
+        (SimulatedDriver, "_advance", drawn.noted(SimulatedDriver._advance)),
+        (meter.Meter, "_interval", drawn.judged(meter.Meter._interval)),
+        (meter.Meter, "_booked", drawn.booked(meter.Meter._booked)),
         (Spool, "_write", may_fail(Spool._write)),
         (ranks, "subprocess", SimpleNamespace(Popen=shims.launch, PIPE=PIPE, DEVNULL=None)),
         (ranks, "threading", SimpleNamespace(Thread=_at_once_instead)),
@@ -930,11 +1083,10 @@ def _a_host(
                 (SimulatedDriver, name, devices.asks(getattr(SimulatedDriver, name), clock="clock" in name))
             )
     folder = Path(tempfile.mkdtemp(prefix="simulated-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
-    with ExitStack() as stack:
-        for where, name, stand_in in replaced:
-            stack.enter_context(patch.object(where, name, stand_in))
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        yield folder
+    simulation.at_end(functools.partial(shutil.rmtree, folder, ignore_errors=True))
+    for where, name, stand_in in replaced:
+        simulation.instead(where, **{name: stand_in})
+    return folder
 
 
 def _at_once_instead(*, target: Any, args: Any, **_: Any) -> Any:
@@ -960,108 +1112,108 @@ async def play(simulation: Simulation) -> None:
     simulation.holds(
         "a node that is known is known with the devices that it has", lambda: _known_otherwise(plane, shims)
     )
-    devices = plane.devices = _Devices(simulation, lambda: plane.registering > 0)
-    with _a_host(simulation, shims, plane.outbox, devices) as folder:
-        own = {"state_dir": folder / "state", "data_dir": folder / "state"}
-        own |= {"health": ("off", "on")[draw(2)], "stop_ranks_on_exit": draw(4) == 1, "exit_grace_s": 1.0}
-        settings = AgentSettings.model_construct(**cast(Any, _settings() | own))
-        plane.shims = shims
-        plane.poison = draw(20) if draw(4) == 1 else None
-        relaying = simulation.loop.create_task(plane.relay())
-        user = simulation.start(_use(simulation, plane, shims))
-        agent: _Agent | None = None
-        process = simulation.process(shims.clock)
-        kills = (0.01, 0.06)[draw(2)]
-        clock_sets = ((), SLEWS_S, SLEWS_S + STEPS_S)[draw(3)]
-        deaths = 0
-        while (
-            agent is None
-            or not process.is_alive
-            or not user.done()
-            or any(not each.is_over for each in plane.allocations.values())
-        ):
-            if agent is None:
-                process = simulation.process(shims.clock)
-                plane.is_registered, plane.registering = False, 0
-                if draw(4) == 1:  # what an agent that was killed had begun to write
-                    (settings.state_folder / "allocations" / ".draft").mkdir(parents=True, exist_ok=True)
-                is_known = _is_known(settings)
-                shims.mortal = process if is_known and deaths < MOST_DEATHS else None
-                agent = await _of(process, _begin(simulation, settings, plane, valkey))
-                shims.agent = agent
-            if agent is None or not process.is_alive:  # killed between two writes
-                deaths += 1
-                if shims.beginning is not None:
-                    shims.beginning.lose_lock()
-                agent = shims.agent = None
-                await asyncio.sleep((0.1, 1.0, 10.0)[draw(3)])
-                continue
-            has_problem = any(agent._problems())
-            is_ready = await _is_ready(agent)
-            simulation.check("a node that has a problem is not ready", not (is_ready and has_problem))
-            _check_agent(simulation, agent, shims)
-            is_known = agent.plane.is_registered
-            simulation.check("a node that nobody knows is not ready", is_known or not is_ready)
-            await asyncio.sleep(0.25)
-            running = [pid for pid, each in shims.all.items() if each.poll() is None]
-            if draw(20) == 1:
-                process.start(_recut(agent))
-            if clock_sets and draw(2, often=0.2):
-                shims.set_clock(clock_sets[draw(len(clock_sets))])
-            if draw(2, often=0.02):
-                plane.unheard_until_s = simulation.loop.time() + (3.0, 5.5, 9.0)[draw(3)]
-            if running and draw(2, often=kills):
-                shims.kill(running[draw(len(running))])
+    devices = plane.devices = _Devices(simulation, plane)
+    folder = a_host(simulation, shims, plane.outbox, devices)
+    own = {"state_dir": folder / "state", "data_dir": folder / "state"}
+    own |= {"health": ("off", "on")[draw(2)], "stop_ranks_on_exit": draw(4) == 1, "exit_grace_s": 1.0}
+    settings = AgentSettings.model_construct(**cast(Any, _settings() | own))
+    plane.shims = shims
+    plane.poison = draw(20) if draw(4) == 1 else None
+    relaying = simulation.loop.create_task(plane.relay())
+    user = simulation.start(_use(simulation, plane, shims))
+    agent: _Agent | None = None
+    process = simulation.process(shims.clock)
+    kills = (0.01, 0.06)[draw(2)]
+    clock_sets = ((), SLEWS_S, SLEWS_S + STEPS_S)[draw(3)]
+    deaths = 0
+    while (
+        agent is None
+        or not process.is_alive
+        or not user.done()
+        or any(not each.is_over for each in plane.allocations.values())
+    ):
+        if agent is None:
+            process = simulation.process(shims.clock)
+            plane.is_registered, plane.registering = False, 0
+            if draw(4) == 1:  # what an agent that was killed had begun to write
+                (settings.state_folder / "allocations" / ".draft").mkdir(parents=True, exist_ok=True)
             is_known = _is_known(settings)
-            if is_known and deaths < MOST_DEATHS:
-                shims.mortal = process
-            if is_known and deaths < MOST_DEATHS and draw(2, often=0.06):
-                deaths += 1
-                if draw(2):
-                    await _until_the_spool_is_written(simulation)
-                has_stopped = draw(2) == 1 and process.is_alive and await _stop(process, agent)
-                if not has_stopped:
-                    process.kill()
-                    agent.lose_lock()
-                    if draw(4) == 1:
-                        devices.has_failed = True  # what was drawn since the last reading nobody can tell
-                        shims.reboot()
-                agent = shims.agent = None
-                await asyncio.sleep((0.1, 1.0, 10.0)[draw(3)])
-        simulation.calm_down()
-        await asyncio.sleep(SETTLED_S)
-        heartbeats, sequence = plane.heartbeats, agent.meter._sequence
-        await asyncio.sleep(QUIET_S)
-        said, closed = plane.heartbeats - heartbeats, agent.meter._sequence - sequence
-        simulation.check("a node speaks as often as it should", 0.7 <= said * HEARTBEAT_S / QUIET_S <= 1.5, str(said))
-        simulation.check(
-            "intervals are as long as they should be", 0.6 <= closed * INTERVAL_S / QUIET_S <= 1.5, str(closed)
-        )
-        simulation.check("what can be told is told", len(agent.spool) <= 2, str(len(agent.spool)))
-        simulation.check("no control is left", not agent.controls.in_force)
-        changed = [each for each in agent.driver._devices if not _is_as_made(each, agent)]  # type: ignore[union-attr]
-        simulation.check("no control is left", not changed, str(changed))
-        left = [each.parent.name for each in agent.gangs.folder.glob(f"*/{shim.SPEC}") if _is_released(each.parent)]
-        simulation.check("who is forgotten leaves no secrets", not left, str(left))
-        is_known = plane.registered == agent.driver.devices()
-        simulation.check("a node registers with the devices that it has", is_known, str(plane.registered))
-        left = store.xlen(command_stream(NODE))
-        simulation.check("a command that was obeyed is not kept", not left, str(left))
-        await agent.check_ready()
-        names = {each.name for each in agent.gangs.folder.parent.parent.iterdir()}
-        simulation.check("nothing is written elsewhere", names == {settings.state_folder.name}, str(names))
-        simulation.check("what was accepted ends", all(each.is_over for each in plane.allocations.values()))
-        simulation.check(
-            "a gang that is over is forgotten", not list(agent.gangs), str([g.allocation_id for g in agent.gangs])
-        )
-        if draw(8) == 1:
-            with suppress(StateFolderTakenError):
-                reporting._take_state_folder(settings.state_folder)
-                simulation.check("one agent has the state folder", False)
-        await process.start(agent.stop())
-        relaying.cancel()
-        await asyncio.wait([relaying])  # else the last relay would go on without this host
-        _check_energy(simulation, plane, shims, agent, deaths)
+            shims.mortal = process if is_known and deaths < MOST_DEATHS else None
+            agent = await _of(process, _begin(simulation, settings, plane, valkey))
+            shims.agent = agent
+        if agent is None or not process.is_alive:  # killed between two writes
+            deaths += 1
+            if shims.beginning is not None:
+                shims.beginning.lose_lock()
+            agent = shims.agent = None
+            await asyncio.sleep((0.1, 1.0, 10.0)[draw(3)])
+            continue
+        has_problem = any(agent._problems())
+        is_ready = await _is_ready(agent)
+        simulation.check("a node that has a problem is not ready", not (is_ready and has_problem))
+        _check_agent(simulation, agent, shims)
+        is_known = agent.plane.is_registered
+        simulation.check("a node that nobody knows is not ready", is_known or not is_ready)
+        await asyncio.sleep(0.25)
+        running = [pid for pid, each in shims.all.items() if each.poll() is None]
+        if draw(20) == 1:
+            process.start(_recut(simulation, agent))
+        if clock_sets and draw(2, often=0.2):
+            shims.set_clock(clock_sets[draw(len(clock_sets))])
+        if draw(2, often=0.02):
+            plane.unheard_until_s = simulation.loop.time() + (3.0, 5.5, 9.0)[draw(3)]
+        if running and draw(2, often=kills):
+            shims.kill(running[draw(len(running))])
+        is_known = _is_known(settings)
+        if is_known and deaths < MOST_DEATHS:
+            shims.mortal = process
+        if is_known and deaths < MOST_DEATHS and draw(2, often=0.06):
+            deaths += 1
+            if draw(2):
+                await _until_the_spool_is_written(simulation)
+            has_stopped = draw(2) == 1 and process.is_alive and await _stop(process, agent)
+            if not has_stopped:
+                process.kill()
+                agent.lose_lock()
+                if draw(4) == 1:
+                    devices.has_failed = True  # what was drawn since the last reading nobody can tell
+                    shims.reboot()
+            agent = shims.agent = None
+            await asyncio.sleep((0.1, 1.0, 10.0)[draw(3)])
+    simulation.calm_down()
+    await asyncio.sleep(SETTLED_S)
+    heartbeats, sequence = plane.heartbeats, agent.meter._sequence
+    await asyncio.sleep(QUIET_S)
+    said, closed = plane.heartbeats - heartbeats, agent.meter._sequence - sequence
+    simulation.check("a node speaks as often as it should", 0.7 <= said * HEARTBEAT_S / QUIET_S <= 1.5, str(said))
+    simulation.check(
+        "intervals are as long as they should be", 0.6 <= closed * INTERVAL_S / QUIET_S <= 1.5, str(closed)
+    )
+    simulation.check("what can be told is told", len(agent.spool) <= 2, str(len(agent.spool)))
+    simulation.check("no control is left", not agent.controls.in_force)
+    changed = [each for each in agent.driver._devices if not _is_as_made(each, agent)]  # type: ignore[union-attr]
+    simulation.check("no control is left", not changed, str(changed))
+    left = [each.parent.name for each in agent.gangs.folder.glob(f"*/{shim.SPEC}") if _is_released(each.parent)]
+    simulation.check("who is forgotten leaves no secrets", not left, str(left))
+    is_known = plane.registered == agent.driver.devices()
+    simulation.check("a node registers with the devices that it has", is_known, str(plane.registered))
+    left = store.xlen(command_stream(NODE))
+    simulation.check("a command that was obeyed is not kept", not left, str(left))
+    await agent.check_ready()
+    names = {each.name for each in agent.gangs.folder.parent.parent.iterdir()}
+    simulation.check("nothing is written elsewhere", names == {settings.state_folder.name}, str(names))
+    simulation.check("what was accepted ends", all(each.is_over for each in plane.allocations.values()))
+    simulation.check(
+        "a gang that is over is forgotten", not list(agent.gangs), str([g.allocation_id for g in agent.gangs])
+    )
+    if draw(8) == 1:
+        with suppress(StateFolderTakenError):
+            reporting._take_state_folder(settings.state_folder)
+            simulation.check("one agent has the state folder", False)
+    await process.start(agent.stop())
+    relaying.cancel()
+    await asyncio.wait([relaying])  # else the last relay would go on without this host
+    _check_energy(simulation, plane, shims, agent, deaths)
 
 
 def _check_agent(simulation: Simulation, agent: _Agent, shims: _Shims) -> None:
@@ -1110,10 +1262,13 @@ def _is_released(folder: Path) -> bool:
     return RankFolder(folder).is_released()
 
 
-async def _recut(agent: _Agent) -> None:
+async def _recut(simulation: Simulation, agent: _Agent) -> None:
     """End an interval, as where slices are cut anew."""
+    begin_s = shim.clock()
     with suppress(RuntimeError):  # no thread could be started
         await agent.meter.recut(agent.devices)
+        ended_s = agent.meter._opened
+        simulation.check("an interval ends where GPUs are cut anew", ended_s >= begin_s, f"{ended_s} < {begin_s}")
 
 
 def _is_known(settings: AgentSettings) -> bool:
@@ -1181,6 +1336,7 @@ async def _use(simulation: Simulation, plane: _Plane, shims: _Shims) -> None:
         generations[job] = generations.get(job, 0) + 1
         start = _a_gang(job, generations[job], free[: 1 if shared else 1 + draw(2)], shares=shared)
         allocation = plane.allocations[start.allocation_id] = _Allocation(start, put_s=shim.clock())
+        shims.drawn.put_s[start.allocation_id] = allocation.put_s
         if draw(8) == 1:  # its stop overtakes it
             allocation.wants_stop, allocation.may_start = True, False
             plane.outbox.put(StopGang(allocation_id=start.allocation_id, grace_s=0.0, reason="asked"))
@@ -1291,7 +1447,8 @@ def _check_intervals(simulation: Simulation, plane: _Plane, shims: _Shims, known
         simulation.check("an interval comes to what was metered", is_all or has_failed, what)
         is_modelled = any(usage.source is EnergySource.MODELLED for usage in each.usages)
         is_cut = any(usage.until is not None for usage in each.usages)
-        simulation.check("what was metered is not modelled", has_failed or is_cut or not is_modelled, str(each))
+        may_be = has_failed or is_cut or (plane.devices is not None and plane.devices.estimates)
+        simulation.check("what was metered is not modelled", may_be or not is_modelled, str(each))
         length_s = (each.end_at - each.start_at).total_seconds()
         simulation.check("an interval does not end before it begins", length_s >= 0, str(length_s))
         for usage in each.usages:

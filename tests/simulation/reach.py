@@ -117,9 +117,14 @@ def noted(path: str, faults: Mapping[int, tuple[Mutant, int]]) -> tuple[ast.Modu
     return tree, notes.placed
 
 
-def run(play: Play, modules: Sequence[Any], cpu_s: float) -> Reached:
-    """Run schedules of a scenario for so long, with sources that have notes in place."""
-    found, here = Reached(), dict[int, int]()
+def run(play: Play, modules: Sequence[Any], cpu_s: float, *, first: int = 0, enough: int = MOST_SCHEDULES) -> Reached:
+    """Run schedules of a scenario for so long, with sources that have notes in place.
+
+    Args:
+        first: The seed to begin with.
+        enough: How many that come to a fault are enough.
+    """
+    found, here, some = Reached(first), dict[int, int](), 0
 
     def note(when_true: Sequence[int], when_false: Sequence[int], value: Any) -> Any:
         numbers = when_true if value else when_false
@@ -131,11 +136,12 @@ def run(play: Play, modules: Sequence[Any], cpu_s: float) -> Reached:
 
     _name(modules, note)
     began_s = time.process_time()
-    while found.seeds < MOST_SCHEDULES and time.process_time() < began_s + cpu_s:
+    while found.seeds < first + MOST_SCHEDULES and some < enough and time.process_time() < began_s + cpu_s:
         here.clear()
         play_once(play, found.seeds)
         for number, at in here.items():
             found.places[number].append((found.seeds, at))
+        some += bool(here)
         found.seeds += 1
     found.cpu_s = time.process_time() - began_s
     return found

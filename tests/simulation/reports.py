@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, cast
-from unittest.mock import patch
 
 from services.kit.edge import keys as edge_keys
 from services.kit.edge.keys import KeyCache
@@ -105,9 +104,7 @@ async def keys(simulation: Simulation) -> None:
     draw = simulation.choices.below
     asked: dict[str, int] = {}
     under_way: dict[str, int] = {}
-    bounded = patch.object(edge_keys, "MOST_REQUESTS", MOST_ASKED)
-    bounded.start()
-    simulation.at_end(bounded.stop)
+    simulation.instead(edge_keys, MOST_REQUESTS=MOST_ASKED)
     simulation.holds("no more is asked at once than may be", lambda: _too_many(under_way))
     simulation.holds(
         "a key is asked for once at a time", lambda: next((k for k, n in under_way.items() if n > 1), None)

@@ -515,9 +515,7 @@ async def play(simulation: Simulation) -> None:
     draw = simulation.choices.below
     simulation.most_steps = 30_000
     state = _State(simulation)
-    patched = patch.multiple(scheduler_loop, **_stand_ins(simulation))
-    patched.start()
-    simulation.at_end(patched.stop)
+    simulation.instead(scheduler_loop, **_stand_ins(simulation))
     processes: list[_Process] = []
 
     def begin() -> None:

@@ -11,13 +11,12 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from types import SimpleNamespace
 from typing import Any, cast
-from unittest.mock import patch
 
 import orjson
 
@@ -86,6 +85,8 @@ INSIDE, OUTSIDE = "127.0.0.0/8", "10.0.0.1"
 """Where endpoints may be, and where one is that may not."""
 BLOCK_CHARACTERS = 64
 """Prompts are told apart, and found to be alike, by so many."""
+ARRIVES_S = 1.0
+"""Within this time the first of an answer arrives."""
 MOST_OWED = 2.5
 """Requests by which a server's turns may be ahead of its weight or behind it, once it was passed over for others."""
 
@@ -135,6 +136,11 @@ class _Requests:
         with_key: Servers that the router has a key for.
         arrived: Requests that were counted for the planner.
         refused: By the number of each request, the servers that refused the key.
+        carried: Requests that a gateway carries, and so sends once, each with the servers that it reaches; None: all.
+        answered_between: Those that it answered itself, as their server did not.
+        charged: How often each was charged.
+        began_s: When a server sent the first event or the end of its answer to a request, by number and server.
+        spoilt: Connections on which more was sent than was asked for.
         whole: Of which requests and servers the whole answer was sent.
         learned: How often each request was learned from.
         tokens: By request and server, those of its prompt and answer, as they are to be counted, and whether it stated
@@ -148,6 +154,10 @@ class _Requests:
         self.refuse_usage: set[str] = set()
         self.with_key: set[str] = set()
         self.refused: dict[int, list[str]] = {}
+        self.carried, self.answered_between = dict[int, frozenset[str] | None](), set[int]()
+        self.charged = Counter[int]()
+        self.began_s: dict[tuple[int, str], float] = {}
+        self.spoilt: set[Any] = set()
         self.arrived = self.served = 0
         self.worked_on: dict[int, int] = {}
         self.outcomes: dict[int, list[int]] = {}
@@ -252,11 +262,14 @@ class _ModelServer(asyncio.Protocol):
             body = b"%x\r\n%s\r\n0\r\ncontent-type: text/odd\r\n\r\n" % (len(body), body)
         head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n" + length + ends + b"\r\n"
         second = head + body.replace(b'"for":', b'"not_for":') if outcome == ANSWERS_TWICE else b""
+        second = second.replace(b"200 OK", b"500 Odd") if draw(2) else second
         answer = early + head + (body[:9] if outcome == BREAKS_OFF else body)
         size = 400 if outcome == IS_LARGE else len(answer)
         if outcome != BREAKS_OFF:
             self._requests.whole.add((number, self._name))
+        self._requests.began_s[number, self._name] = time.monotonic()
         if second:  # both arrive at once: what comes later nobody could tell from the answer to the next request
+            self._requests.spoilt.add(self._transport.peer)
             self._transport._send(answer + second)
             answer = b""
         for at in range(0, len(answer), size):
@@ -284,7 +297,10 @@ class _ModelServer(asyncio.Protocol):
             if outcome == BREAKS_OFF and at == pieces - 1:
                 self._transport.close()
                 return
+            self._requests.began_s.setdefault((number, self._name), time.monotonic())
             self._chunk(b"data: " + orjson.dumps({"for": number, "by": self._name, "at": at}) + b"\n\n")
+            if not at and self._transport.was_cut:  # whoever reads its end slowly cannot tell when it came
+                self._requests.began_s[number, self._name] = math.nan
         if wants_usage:
             usage = {"prompt_tokens": 3, "completion_tokens": pieces}
             self._chunk(b"data: " + orjson.dumps({"choices": [], "usage": usage}) + b"\n\n")
@@ -378,8 +394,8 @@ class _Client:
     async def send(self, message: Any) -> None:
         """Take in a part of the answer."""
         draw = self._simulation.choices.below
-        if draw(4, often=0.1):
-            await asyncio.sleep(0.05)  # a slow client
+        if slow := draw(4, often=0.1):
+            await asyncio.sleep((0.05, 0.05, 2.5)[slow - 1])  # a slow client
         check = self._simulation.check
         has_asked = self._sent == self._pieces or not self.has_left
         check("who left before he had asked gets no answer", has_asked, str(self.number))
@@ -404,13 +420,13 @@ class _Client:
         """Whether the request has more bytes than it may."""
         return len(self._body) > BODY_BYTES
 
-    def wrong(self) -> str | None:
+    def wrong(self, *, is_carried: bool = False) -> str | None:
         """Return what is wrong with the answer, None for nothing."""
         if self.is_too_large:
             return None if self.status in (413, 429, 503) else f"{self.status} to {len(self._body)} bytes"
         if b"The router failed" in self.content:
             return self.content.decode()
-        if self.status == 401 or (self.status == 400 and self.wants_usage):
+        if self.status == 401 or (self.status == 400 and (self.wants_usage or (is_carried and self.is_stream))):
             return None
         if self.status != 200:
             if FOOTPRINT & set(self.headers):
@@ -454,7 +470,9 @@ class _Keys:
     async def caller(self, authorization: bytes | None, *_: Any) -> ResolvedKey:
         """Return the caller, some time later."""
         await asyncio.sleep(0)
-        return _key((authorization or b"").decode()).model_copy(update={"key_limits": self._limits})
+        return _key((authorization or b"").decode().removeprefix("Bearer ")).model_copy(
+            update={"key_limits": self._limits}
+        )
 
 
 @cache
@@ -599,6 +617,14 @@ class _Servers:
         return RoutingTable(made_at=datetime.fromtimestamp(EPOCH_S, UTC), pools=[pool, other], servers=servers)
 
 
+Handle = Callable[[Router, _Client], Awaitable[None]]
+"""Brings a client's request to a router, and the answer back."""
+
+
+async def _at_the_door(router: Router, client: _Client) -> None:
+    await router.door.handle(client.scope, client.receive, client.send)
+
+
 async def play(simulation: Simulation) -> None:
     """Requests arrive, wait, leave, are refused, preempted and answered; at the end every place is free."""
     await _play(simulation, _Requests())
@@ -613,7 +639,7 @@ async def limits(simulation: Simulation) -> None:
     await _play(simulation, requests)
 
 
-async def _play(simulation: Simulation, requests: _Requests) -> None:
+async def _play(simulation: Simulation, requests: _Requests, handle: Handle = _at_the_door) -> None:
     draw = simulation.choices.below
     requests.refuse_usage = {name for name in ("a", "b", "c", OTHER_MODEL) if draw(6) == 1}
     servers = _Servers(simulation, requests)
@@ -629,36 +655,46 @@ async def _play(simulation: Simulation, requests: _Requests) -> None:
     simulation.holds("only a server that has failed is ejected", lambda: _ejected_for_nothing(simulation, router))
     simulation.rests("a gate that is closed is empty when nobody is in it", lambda: _not_told(router))
     closes = draw(3) == 1
-    judges = (
-        (Lane, "take", _judged(simulation, Lane.take)),
-        (Lane, "choose", _chosen(simulation, Lane.choose)),
-        (Lane, "_begin", _begun(requests, Lane._begin)),
-        (Lane, "leave", _left(requests, Lane.leave)),
-        (Lane, "_preempt", _preempting(simulation, Lane._preempt)),
-        (Dispatcher, "serve", _served(requests, Dispatcher.serve)),
-        (Outcomes, "end", _counted(simulation, requests, clients, Outcomes.end)),
-        (Outcomes, "learn", _learned(simulation, requests, Outcomes.learn)),
-        (Origin, "connection", _used_again(simulation, Origin.connection)),
-        (Dispatcher, "_note_failure", _noted(simulation, Dispatcher._note_failure)),
+    simulation.instead(
+        Lane,
+        take=_judged(simulation, Lane.take),
+        choose=_chosen(simulation, Lane.choose),
+        _begin=_begun(requests, Lane._begin),
+        leave=_left(requests, Lane.leave),
+        _preempt=_preempting(simulation, Lane._preempt),
     )
-    for where, name, judge in judges:
-        judged = patch.object(where, name, judge)
-        judged.start()
-        simulation.at_end(judged.stop)
-    with (
-        patch.multiple(upstream, HIGH_WATER=WAITING_BYTES[draw(2)], MOST_HEAD_BYTES=HEAD_BYTES),
-        patch.object(expectations, "BLOCK_CHARACTERS", BLOCK_CHARACTERS),
-    ):
-        asked = [
-            simulation.start(_ask(simulation, router, requests, client), may_be_cancelled=True) for client in clients
-        ]
-        looking = simulation.loop.create_task(_look(simulation, router, servers))
-        if closes:
-            simulation.loop.call_later(0.1 * draw(30), _close, simulation, router)
-        await asyncio.wait(asked)
-        looking.cancel()
-        await simulation.everything()
-        await router.trials.end()
+    simulation.instead(
+        Dispatcher,
+        serve=_served(requests, Dispatcher.serve),
+        _note_failure=_noted(simulation, Dispatcher._note_failure),
+    )
+    simulation.instead(
+        Outcomes,
+        end=_counted(simulation, requests, clients, Outcomes.end),
+        learn=_learned(simulation, requests, Outcomes.learn),
+        came_at_once=_came(simulation, requests, Outcomes.came_at_once),
+    )
+    simulation.instead(
+        Connection,
+        release=_given_back(simulation, requests, Connection.release),
+    )
+    simulation.instead(
+        Origin,
+        connection=_used_again(simulation, Origin.connection),
+    )
+    simulation.instead(upstream, HIGH_WATER=WAITING_BYTES[draw(2)], MOST_HEAD_BYTES=HEAD_BYTES)
+    simulation.instead(expectations, BLOCK_CHARACTERS=BLOCK_CHARACTERS)
+    asked = [
+        simulation.start(_ask(simulation, router, requests, client, handle), may_be_cancelled=True)
+        for client in clients
+    ]
+    looking = simulation.loop.create_task(_look(simulation, router, servers))
+    if closes:
+        simulation.loop.call_later(0.1 * draw(30), _close, simulation, router)
+    await asyncio.wait(asked)
+    looking.cancel()
+    await simulation.everything()
+    await router.trials.end()
     lanes, fleet = router.lanes.all(), router.fleet
     held = {server.id: server.held for server in fleet.every_server() if server.held}
     check = simulation.check
@@ -678,7 +714,8 @@ async def _play(simulation: Simulation, requests: _Requests) -> None:
         waits = SILENT not in outcomes[:-1] or may_go_on or router.settings.preemptions > 0 or client.is_flex
         check("who has waited for long enough is not sent elsewhere", waits, f"{client.number}: {outcomes}")
         worked_on = requests.worked_on.get(client.number, 0)
-        check("what may not be repeated is not", client.may_repeat or worked_on <= 1, f"{client.number}: {worked_on}")
+        may_repeat = client.may_repeat and client.number not in requests.carried
+        check("what may not be repeated is not", may_repeat or worked_on <= 1, f"{client.number}: {worked_on}")
         most = 2 * (router.settings.attempts + router.settings.preemptions)
         check(
             "no request is tried oftener than it may be",
@@ -719,18 +756,19 @@ async def _probe(router: Router) -> None:
         lane.pump()
 
 
-async def _ask(simulation: Simulation, router: Router, requests: _Requests, client: _Client) -> None:
+async def _ask(simulation: Simulation, router: Router, requests: _Requests, client: _Client, handle: Handle) -> None:
     await asyncio.sleep((0.05, 0.4)[simulation.choices.below(2, often=0.3)] * simulation.choices.below(12))
     client.asked_s, client.beside = simulation.loop.time(), simulation.living
     try:
-        await router.door.handle(client.scope, client.receive, client.send)
+        await handle(router, client)
     except ProblemError as problem:
         simulation.check("a request has one answer", False, str(problem))
     except ConnectionResetError:
         simulation.check("an answer is whole, and one server's", client.is_broken, str(client.number))
         return
     if not client.has_left:
-        simulation.check("an answer is whole, and one server's", client.wrong() is None, f"{client.wrong()}")
+        wrong = client.wrong(is_carried=client.number in requests.carried)
+        simulation.check("an answer is whole, and one server's", wrong is None, str(wrong))
         is_whole = client.status == 200 and (not client.is_stream or b"[DONE]" in client.content)
         learned = requests.learned[client.number]
         simulation.check(
@@ -753,9 +791,10 @@ def _untrue(simulation: Simulation, router: Router, requests: _Requests, client:
         "no_server": requests.has_changed
         or requests.has_fallback
         or any(each.breaker.opened_s is not None for each in servers)
-        or waited_s > 0,
+        or waited_s > 0
+        or requests.carried.get(client.number) is not None,
         "upstream_timeout": SILENT in outcomes or waited_s > LIMITS.silence_s,
-        "upstream_busy": BUSY in outcomes,
+        "upstream_busy": BUSY in outcomes or client.number in requests.answered_between,
         "upstream_rate_limited": BUSY in outcomes,
         "upstream_malformed": bool(set(MALFORMED) & set(outcomes)) or ANSWERS_TWICE in outcomes,
         "upstream_too_large": IS_LARGE in outcomes,
@@ -831,41 +870,44 @@ def _without_owner(router: Router, requests: _Requests) -> str | None:
     return None if held == in_service else f"{held} places are held, and the lanes count {in_service}"
 
 
-def _stands_idle(lane: Lane) -> str | None:
-    """Say which server has room though a request waits that may be sent to it."""
-    now_s = asyncio.get_running_loop().time()
+def _may_use(ticket: Ticket, server: Server) -> bool:
+    """Whether a request may go to a server, as far as failures and its gateway are concerned."""
+    reaches = ticket.among is None or server.origin.authority in ticket.among
+    return reaches and server.id not in ticket.request.excluded
+
+
+def _stands_idle(lane: Lane, *, may_be_tried: bool = True) -> str | None:
+    """Say which server has room though a request waits that may be sent to it.
+
+    Servers that time gives back count only if they ``may_be_tried``.
+    """
+    now_s = time.monotonic()
     for request in lane.queue:
-        others = [each for each in (*lane.servers, *lane.others) if each.id not in request.excluded]
-        is_last = all(each.breaker.opened_s is not None for each in others)
+        ticket = lane._tickets[request.id]
+        others = [each for each in (*lane.servers, *lane.others) if _may_use(ticket, each)]
+        is_last = may_be_tried and all(each.breaker.opened_s is not None for each in others)
         for server in lane.servers:
             may_be_asked = server.breaker.passes(now_s) if is_last else server.breaker.opened_s is None
-            if server.held < server.limit and may_be_asked and server.id not in request.excluded:
+            if server.held < server.limit and may_be_asked and _may_use(ticket, server):
                 return f"{request.id} waits, and {server.id} holds {server.held} of {server.limit}"
     return None
 
 
 def _waits_in_vain(lane: Lane) -> str | None:
     """Say who waits though each server is ejected, excluded or gone."""
-    now_s = asyncio.get_running_loop().time()
+    now_s = time.monotonic()
     for request in lane.queue:
-        for server in (*lane.servers, *lane.others):
-            breaker = server.breaker
-            may_be_asked = breaker.opened_s is None or now_s >= breaker.opened_s + breaker.pause_s
-            if server.id not in request.excluded and may_be_asked:
-                break
-        else:
+        known = [each for each in (*lane.servers, *lane.others) if _may_use(lane._tickets[request.id], each)]
+        if not any(
+            each.breaker.opened_s is None or now_s >= each.breaker.opened_s + each.breaker.pause_s for each in known
+        ):
             return request.id
     return None
 
 
 def _stands_by(router: Router) -> str | None:
     """As ``_stands_idle``, but for servers that time alone gives back."""
-    for lane in router.lanes.all():
-        for request in lane.queue:
-            for server in lane.servers:
-                if server.held < server.limit and server.breaker.opened_s is None and server.id not in request.excluded:
-                    return f"{request.id} waits, and {server.id} holds {server.held} of {server.limit}"
-    return None
+    return next(filter(None, (_stands_idle(lane, may_be_tried=False) for lane in router.lanes.all())), None)
 
 
 def _tried_for_nobody(router: Router) -> str | None:
@@ -880,8 +922,8 @@ def _judged(simulation: Simulation, take: Any) -> Any:
     """Have nobody wait for servers none of which may be given requests, nor be refused while one of them may."""
 
     async def judge(self: Lane, ticket: Ticket, timeout_s: float, first_s: float = 0.0) -> Any:
-        now_s, excluded = simulation.loop.time(), ticket.request.excluded
-        known = [each for each in (*self.servers, *self.others) if each.id not in excluded]
+        now_s = simulation.loop.time()
+        known = [each for each in (*self.servers, *self.others) if _may_use(ticket, each)]
         passes = [each.id for each in known if each.breaker.passes(now_s)]
         taking = take(self, ticket, timeout_s, first_s)
         try:
@@ -905,7 +947,7 @@ def _chosen(simulation: Simulation, choose: Any) -> Any:
 
     def judge(self: Lane, ticket: Ticket, now_s: float) -> Server | None:
         groups = [
-            [each for each in group if each.id not in ticket.request.excluded and _may_be_asked(each, now_s)]
+            [each for each in group if _may_use(ticket, each) and _may_be_asked(each, now_s)]
             for group in (self.servers, self.others)
         ]
         sound = [[each for each in group if each.breaker.opened_s is None] for group in groups]
@@ -1075,13 +1117,48 @@ def _counted(simulation: Simulation, requests: _Requests, clients: Sequence[_Cli
 
     def judge(self: Outcomes, turn: Turn, server: Server, status: int, share_s: float, tokens: Tokens, _: Any) -> None:
         number, expected = int(turn.received.asked.fields["user"]), turn.expected
+        requests.charged[number] += 1
+        simulation.check("a request is charged once", requests.charged[number] == 1, str(number))
         if status == 200 and not clients[number].is_broken:
             prompt, output, are_stated = requests.tokens[number, server.id]
             prompt = expected.input_tokens if prompt is None else prompt
             output = round(expected.output_tokens) if output is None else output
             is_right = tokens == Tokens(prompt, output, are_stated)
             simulation.check("tokens are counted as they were stated", is_right, f"{number}: {tokens}, not {output}")
+        if turn.first_s:
+            late_s = turn.received.at_s + turn.first_s - requests.began_s[number, server.id]
+            is_right = math.isnan(late_s) or -1e-6 <= late_s <= ARRIVES_S
+            simulation.check("it is told when an answer began", is_right, f"{number}: {late_s:.2f} s")
         end(self, turn, server, status, share_s, tokens, _)
+
+    return judge
+
+
+def _came(simulation: Simulation, requests: _Requests, came_at_once: Any) -> Any:
+    """Have an answer that is no stream begin when it came."""
+
+    def judge(self: Outcomes, turn: Turn, server: Server, now_s: float, tokens: int) -> None:
+        number = int(turn.received.asked.fields["user"])
+        late_s = now_s - requests.began_s[number, server.id]
+        simulation.check("it is told when an answer began", -1e-6 <= late_s <= ARRIVES_S, f"{number}: {late_s:.2f} s")
+        came_at_once(self, turn, server, now_s, tokens)
+
+    return judge
+
+
+def _given_back(simulation: Simulation, requests: _Requests, release: Any) -> Any:
+    """Have a connection kept that can be used again."""
+
+    def judge(self: Connection) -> None:
+        names = {name for name, _ in self.headers}
+        ends = (b"connection", b"close") in self.headers or not names & {b"content-length", b"transfer-encoding"}
+        is_open = (
+            self._transport is not None and not self._transport.is_closing() and self._transport not in requests.spoilt
+        )
+        may_be_kept = self.complete and self.error is None and is_open and not (ends or self._paused)
+        release(self)
+        is_kept = self in self.origin.idle or not may_be_kept or requests.has_changed
+        simulation.check("a connection that may be used again is kept", is_kept, self.origin.url)
 
     return judge
 
@@ -1141,13 +1218,13 @@ def _noted(simulation: Simulation, note: Any) -> Any:
     def judge(self: Dispatcher, ticket: Ticket, server: Server, error: UpstreamError) -> None:
         before = server.breaker.failures
         note(self, ticket, server, error)
-        is_own = error.reason not in ("preempted", "no_key", "rate_limited")
+        is_own = error.reason not in ("preempted", "no_key", "rate_limited", "slow_client")
         counts = server.breaker.failures == before + is_own
         simulation.check("what a server has failed in counts", counts, f"{server.id}: {error.reason}")
         is_ejected = error.reason != "connect" or server.breaker.opened_s is not None
         simulation.check("who cannot be reached is ejected", is_ejected, server.id)
         is_outside = server.spec.url.startswith(f"http://{OUTSIDE}:")
-        is_told = (error.reason == "refused_address") is is_outside
+        is_told = (error.reason == "refused_address") is (is_outside and ticket.connection is None)
         simulation.check("nobody is connected to where endpoints may not be", is_told, f"{server.id}: {error.reason}")
 
     return judge

@@ -8,6 +8,8 @@ from tests.simulation import (
     cells,
     edge,
     node,
+    picking,
+    registrar,
     reports,
     rounds,
     router,
@@ -22,6 +24,8 @@ from tests.simulation.search import Play
 SCENARIOS: dict[str, Play] = {
     "router": router.play,
     "limits": router.limits,
+    "picking": picking.play,
+    "registrar": registrar.play,
     "apps": apps.play,
     "submissions": submissions.play,
     "reports": reports.play,

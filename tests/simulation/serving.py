@@ -9,6 +9,7 @@ owners are deleted, GPUs are few, jobs fail, are queued again and disappear, ser
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -17,7 +18,6 @@ from datetime import datetime, timedelta
 from functools import cache
 from types import SimpleNamespace
 from typing import Any, cast
-from unittest.mock import patch
 
 import orjson
 
@@ -54,8 +54,8 @@ READY_S, UNHEALTHY_S, DRAIN_MIN_S, DRAIN_S = 20.0, 6.0, 3.0, 12.0
 """Time limits of the probes, shorter than anybody would have them."""
 ANSWER_S, LARGEST_ANSWER = 1.6, 200
 """How long a server is waited for, which is longer than a pass, and the bytes of metrics that are read."""
-SLACK_S = 4.0
-"""What an observation may be old when it is written down."""
+LATEST_S = 4.0
+"""Within this time after its last chance to answer an instance is stopped."""
 CALM_S = 260.0
 """Within this time every owner has what its plan wants, if nothing fails any more."""
 CLASSES = ("S", "L")
@@ -291,7 +291,7 @@ class _World:
         self.made_at: dict[str, float] = {}
         self.locks: dict[str, _Transaction] = {}
         self.held: dict[str, int] = {}
-        self.given_up: set[str] = set()
+        self.calm_s = math.inf
 
     @property
     def now_s(self) -> float:
@@ -715,11 +715,10 @@ async def play(simulation: Simulation) -> None:
     admission = _Admission(simulation, gpus=2 * len(keys) + draw(3, often=0.5))
     world = _World(simulation, admission)
     alone = simulation.judged(controller._alone, ConnectionError, ProblemError)
-    for where, name, stand_in in ((probes, "LARGEST_ANSWER", LARGEST_ANSWER), (controller, "_alone", alone)):
-        patched = patch.object(where, name, stand_in)
-        patched.start()
-        simulation.at_end(patched.stop)
+    simulation.instead(probes, LARGEST_ANSWER=LARGEST_ANSWER)
+    simulation.instead(controller, _alone=alone)
     simulation.holds("an instance has one job", lambda: _doubled(admission))
+    simulation.holds("who does not answer in time is stopped", lambda: _late(world))
     numbers = iter(range(1_000))
     for number, key in enumerate(keys):
         _set_plan(world, key, _plan(simulation, 1, 2), f"plan_{next(numbers)}", number)
@@ -745,6 +744,7 @@ async def play(simulation: Simulation) -> None:
     for each in services[1:]:
         each.process.kill()
     simulation.calm_down()
+    world.calm_s = world.now_s
     for _ in range(int(CALM_S)):
         await asyncio.sleep(1.0)
         admission.go_on()
@@ -843,6 +843,20 @@ def _check_end(world: _World) -> None:
     check("only what is refused for good ends so", refused <= world.admission.refused, str(refused))
     running = [job.id for job in world.admission.jobs.values() if not job.state.is_final and job.instance not in live]
     check("no job is left behind", not running, str(running))
+
+
+def _late(world: _World) -> str | None:
+    """Say whose server runs for longer than it may until it answers, where nothing keeps its controller."""
+    if not world.simulation.is_calm:
+        return None
+    for row in world.rows.values():
+        job = world.job_of(row) if row.state is InstanceState.STARTING else None
+        if job is None or job.running_at is None or job.running_at in job.answered:
+            continue
+        runs_s = world.now_s - max(_s(job.running_at), world.calm_s - READY_S)
+        if runs_s > READY_S + LATEST_S and world.admission.jobs.get(job.id) is job:
+            return f"{row.id}, {row.reason}: for {runs_s:.1f} s"
+    return None
 
 
 def _doubled(admission: _Admission) -> str | None:

@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager, nullcontext
 from contextvars import ContextVar
 from types import SimpleNamespace
 from typing import Any, cast
-from unittest.mock import patch
 
 import aiohttp
 import asyncpg
@@ -283,9 +282,7 @@ async def play(simulation: Simulation) -> None:
         "traces": SimpleNamespace(begin=known.span, within=lambda _: nullcontext()),
         **dict.fromkeys(("SecretRepository", "CellRepository"), lambda connection: connection),
     }
-    patched = patch.multiple(service, **stand_ins)
-    patched.start()
-    simulation.at_end(patched.stop)
+    simulation.instead(service, **stand_ins)
     admission = _Admission(simulation, database, known, committer)
     gatherer = Gatherer(
         cast(Any, admission),

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -62,7 +63,7 @@ from services.scheduler.repository import outbox
 from services.scheduler.settings import SchedulerSettings
 from services.telemetry.enrolment import Enrolment
 from services.telemetry.intensity import IntensitySource, KnownCurve
-from services.telemetry.ledger import Ledger
+from services.telemetry.ledger import Ledger, merge_usages
 from services.telemetry.repository.corrections import return_late
 from services.telemetry.repository.rules import RULES
 from services.telemetry.seals import Signer
@@ -455,6 +456,8 @@ class World:
         """Check what a transaction that wrote to some tables has to leave true."""
         if many := [name for name in ALONE if self.database.most[name] > 1]:
             self.fail("who needs one connection has no more", str(many))
+        if "energy_usages" in changed:
+            self._check_lines(self.database.rows(f"{_LINES} ORDER BY ctid DESC LIMIT 16"))
         if changed & LEDGER:
             for name, detail in self.database.rows("EXECUTE of_the_ledger"):
                 self.fail(str(name), str(detail))
@@ -480,6 +483,32 @@ class World:
             self._check_instance(each)
         if lost := self.accepted - {job["id"] for job in found["job"]}:
             self.fail("accepted is kept", str(lost))
+
+    def _check_lines(self, rows: Sequence[Any]) -> None:
+        """The lines of an interval say what it says, which was compared with what devices drew."""
+        lines: dict[tuple[str, int], dict[str, float]] = {}
+        for name, sequence, owner, energy_j, basis in rows:
+            if basis is None:
+                lines.setdefault((name, int(sequence)), {})[owner or ""] = float(energy_j)
+        for key, told in lines.items():
+            if key not in self.shims.drawn.made:
+                self.fail("the ledger has what devices drew", f"{key} was never measured")
+            measured = merge_usages(self.shims.drawn.made[key][0].usages)
+            for owner, energy_j in told.items():
+                if owner not in measured or abs(measured[owner].gpu_energy_j - energy_j) > node.SLACK_J:
+                    self.fail("the ledger has what devices drew", f"{key}: {owner} {energy_j}, and not {measured}")
+
+    def check_ledger(self) -> None:
+        """No time of a node is missing from the ledger, or in it twice."""
+        self._check_lines(self.database.rows(_LINES))
+        keys = self.database.rows("SELECT node_id, boot_id, sequence FROM energy_intervals")
+        spans: dict[str, list[tuple[float, float]]] = {}
+        for name, boot, sequence in keys:
+            spans.setdefault(str(name), []).append(self.shims.drawn.made[str(boot), int(sequence or 0)][1:])
+        for name, times in spans.items():
+            for (_, end_s), (begin_s, _) in pairwise(sorted(times)):
+                if abs(begin_s - end_s) > 1e-6:
+                    self.fail("a node's time is in the ledger once", f"{name}: {end_s}, then {begin_s}")
 
     def _check_gangs(self, gangs: list[Any], budgets: list[Any]) -> None:
         over = {each["id"] for each in gangs if each["state"] == "ended"}
@@ -557,6 +586,7 @@ def _rules(names: frozenset[str]) -> list[str]:
     return [f"SELECT '{rule.name}', to_jsonb(q)::text FROM ({rule.query}) q" for rule in RULES if rule.name in names]
 
 
+_LINES = "SELECT boot_id, sequence, owner, gpu_energy_j, basis FROM energy_usages"
 _OF_THE_LEDGER = "PREPARE of_the_ledger AS " + " UNION ALL ".join(_rules(TRUE_OF_THE_LEDGER))
 _INVARIANTS = "PREPARE invariants AS " + " UNION ALL ".join(
     [
@@ -721,7 +751,7 @@ def _a_world(simulation: Simulation) -> Iterator[tuple[World, Path]]:
         stack.enter_context(patch.object(scheduler_loop, "gc", collector))
         stack.enter_context(patch.object(ids, "_last", 0))
         stays = cast(Any, SimpleNamespace(oldest=outbox.oldest, delete=outbox.delete))
-        folder = stack.enter_context(node._a_host(simulation, shims, stays))
+        folder = node.a_host(simulation, shims, stays)
         stack.enter_context(model_servers.stand_ins(world))
         database.late = (0.03, 0.3)[draw(2)]
         level = draw(4)
@@ -816,6 +846,7 @@ async def _play(simulation: Simulation) -> None:
                 break
             await asyncio.sleep(1)
         simulation.check("all rules hold once nothing runs, and nothing is left", not wrong, str(wrong))
+        world.check_ledger()
         await asyncio.sleep(UNUSED_S)
         unused = set(world.database.unused(UNUSED_S)) - ALONE
         simulation.check("every connection is given back", not unused, str(unused))

@@ -219,6 +219,119 @@ def test_a_fault_that_no_campaign_of_chaos_found_is_found(at: int) -> None:
     assert faults.look_for(mutant, source, at, {}, 60.0).breach is not None
 
 
+PICKER, METER, ANSWERS = "services/router/picking/picker.py", "gpu_agent/meter.py", "services/router/answers.py"
+REGISTRAR = "services/engines/kueue/servers.py"
+BY_HAND = (
+    (
+        "no server sees a client's key",
+        PICKER,
+        "dropped = OURS & self._sent_by_client",
+        "dropped = set() & self._sent_by_client",
+    ),
+    ("a gateway is told what it takes", PICKER, "body, is_last=not self._has_request_trailers)", "body, is_last=True)"),
+    ("a gateway is told one server", PICKER, "self._told = connection", "self._told = None"),
+    (
+        "a gateway is told a server that it reaches",
+        PICKER,
+        "to_server(server.origin.authority",
+        "to_server(b'10.0.0.1:1'",
+    ),
+    (
+        "what is registered is what there is",
+        REGISTRAR,
+        "self._read_at_s + KNOWN_S:",
+        "self._read_at_s + 1e9:",
+    ),
+    (
+        "of what others have registered, nothing is touched",
+        REGISTRAR,
+        "each.name.startswith(prefix)",
+        "each.name != 'mine'",
+    ),
+    ("where a pool cannot be read nothing is removed", REGISTRAR, "} if are_known else ():", "} if True else ():"),
+    ("it is told when an answer began", ANSWERS, "turn.first_s = piece_s - received.at_s", "turn.first_s = piece_s"),
+    (
+        "a request is charged once",
+        ANSWERS,
+        "        self._outcomes.end(turn, server, 499,",
+        "        for _ in '12': self._outcomes.end(turn, server, 499,",
+    ),
+    (
+        "a connection that may be used again is kept",
+        "services/router/upstream.py",
+        "if self.complete and self.is_open and not",
+        "if self.error and self.is_open and not",
+    ),
+    (
+        "a node is charged for what it drew",
+        METER,
+        "index, energy_j, source, 1.0, basis)",
+        "index, 0.9 * energy_j, source, 1.0, basis)",
+    ),
+    (
+        "a gang is charged for what its devices drew",
+        METER,
+        "await self._close(owners, guests or {})\n\n    async def recut",
+        "await self._close(self._owners, {})\n\n    async def recut",
+    ),
+    (
+        "what was not measured is said to be modelled",
+        METER,
+        "if booked.fault and elapsed_s > 0:",
+        "if booked.fault and elapsed_s < 0:",
+    ),
+    (
+        "a counter that is right is believed",
+        METER,
+        "if not (booked.fault or by_power.fault or sample.estimated):",
+        "if True:",
+    ),
+    (
+        "who is to end hears of it",
+        "gpu_agent/ranks.py",
+        "if started is not None and self.is_held():",
+        "if started is None and self.is_held():",
+    ),
+    (
+        "nothing fails unseen",
+        "gpu_agent/gangs.py",
+        "except OSError as error:  # a full disk: the next",
+        "except KeyError as error:  # the next",
+    ),
+    (
+        "whoever is gone for good is disabled",
+        "services/admission/webhooks/sending.py",
+        "elif outcome.status == GONE:",
+        "elif outcome.status == 411:",
+    ),
+    (
+        "who does not answer in time is stopped",
+        "services/serving/controller/advance.py",
+        "total_seconds() > probes.ready_timeout_s",
+        "total_seconds() > 1e9",
+    ),
+)
+"""What must hold, and a fault that was thought of with it: a file, what stands there, what takes its place."""
+
+
+@pytest.mark.parametrize("planted", BY_HAND, ids=lambda planted: planted[0])
+def test_what_must_hold_does_not_where_a_fault_is_planted(planted: tuple[str, str, str, str]) -> None:
+    name, *fault = planted
+
+    def first_breaches() -> set[str]:
+        mutant, source = faults.by_hand(ROOT, *fault)
+        faults.plant(mutant, source)
+        found: set[str] = set()
+        for seed, scenario_ in itertools.product(range(300), faults.SCENARIOS_OF[mutant.path]):
+            _, breach = play_once(SCENARIOS[scenario_], seed)
+            found |= {breach.name} if breach else set()
+            if name in found:
+                break
+        return found
+
+    assert name in faults.apart(first_breaches)
+
+
 def test_any_number_of_drawn_faults_has_each_rooms_share() -> None:
     def drawn(seed: int) -> list[Mutant]:
         return [mutant for mutant, _ in itertools.islice(faults.in_order(ROOT, "services/kit", seed), 12)]

@@ -13,7 +13,6 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
-from unittest.mock import patch
 
 import aiohttp
 
@@ -111,6 +110,7 @@ class _Connection:
     def __init__(self, world: _World) -> None:
         self.world = world
         self.changes: list[Callable[[], None]] = []
+        self.gone: set[str] = set()
         self.locked: set[str] = set()
 
     def lock(self, name: str) -> None:
@@ -137,6 +137,8 @@ class _Engine:
         def commit() -> None:
             for change in connection.changes:
                 change()
+            left = [name for name in sorted(connection.gone) if self._world.webhooks[name].enabled]
+            self._world.simulation.check("whoever is gone for good is disabled", not left, str(left))
 
         await self._world.simulation.boundary(commit, ConnectionError("lost"))
 
@@ -201,8 +203,10 @@ class _Repository:
         reason = self._world.reasons.get(attempt.id, "") if status is None else ""
         check("an attempt is told as it was", reason in (error or ""), f"{attempt.id}: {error}, which is {reason}")
 
-    def _note(self, attempt: Attempt, **values: Any) -> None:
+    def _note(self, attempt: Attempt, status: int | None, **values: Any) -> None:
         self._connection.lock(_MESSAGES)
+        if status == sending.GONE and not attempt.id.startswith("t"):  # of what is only tried, no more is learned
+            self._connection.gone.add(attempt.webhook_id)
 
         def note() -> None:
             message = self._world.messages[attempt.id]
@@ -216,12 +220,12 @@ class _Repository:
         """As of the real one."""
         await asyncio.sleep(0)
         self._check(attempt, status, error)
-        self._note(attempt, state=state)
+        self._note(attempt, status, state=state)
 
     async def postpone(self, attempt: Attempt, delay_s: float, status: int | None, error: str | None) -> None:
         """As of the real one."""
         self._check(attempt, status, error)
-        self._note(attempt, due_s=self._world.now_s + delay_s)
+        self._note(attempt, status, due_s=self._world.now_s + delay_s)
 
     async def succeeded(self, webhook_id: str) -> None:
         """As of the real one."""
@@ -253,6 +257,8 @@ class _Repository:
         found = self._world.webhooks[webhook_id]
         is_there = found.enabled and not found.is_deleted
         self._world.simulation.check("only a webhook that is there and enabled is disabled", is_there, webhook_id)
+        is_true = "410" in reason and webhook_id in self._connection.gone
+        self._world.simulation.check("who is disabled is told a reason that is true", is_true, reason)
         self._connection.changes.append(lambda: _set(found, enabled=False))
 
 
@@ -332,15 +338,7 @@ async def play(simulation: Simulation) -> None:
     world = _World(simulation, {name: _Webhook(name) for name in ("w1", "w2", "w3")[: 1 + draw(3)]})
     simulation.most_steps = 20_000
     simulation.holds("no webhook is sent more at once than may be", lambda: _too_many(world))
-    replaced = [
-        (sending, "BATCH", BATCH),
-        (sending, "WebhookRepository", _Repository),
-        (sending, "write_audit", _nothing),
-    ]
-    for where, name, stand_in in replaced:
-        patched = patch.object(where, name, stand_in)
-        patched.start()
-        simulation.at_end(patched.stop)
+    simulation.instead(sending, BATCH=BATCH, WebhookRepository=_Repository, write_audit=_nothing)
     numbers = 0
     sender, looking, process = await _begin(world, numbers)
     for number in range(1 + draw(20)):

@@ -569,10 +569,7 @@ async def play(simulation: Simulation) -> None:
     )
     threads = SimpleNamespace(Thread=_thread)
     clocks = SimpleNamespace(monotonic=time.monotonic, sleep=lambda s: await_only(asyncio.sleep(s)))
-    for name, stand_in in (("asyncio", here), ("time", clocks), ("threading", threads)):
-        patched = patch.object(worker_module, name, stand_in)
-        patched.start()
-        simulation.at_end(patched.stop)
+    simulation.instead(worker_module, asyncio=here, time=clocks, threading=threads)
     store.taken = broker.taken
     queue = TaskQueue(cast(Any, broker), cast(Any, broker), "solves", "solve")
     works = WorkQueue("solve", cast(Any, store), cast(Any, _Noted(simulation, queue)), MOST_PENDING)

@@ -1,0 +1,204 @@
+"""Pods of inference pools as endpoints: the real `Registrar`, before an API server, a control plane and model servers.
+
+Pods come, become ready, end and go; pools cannot be read, and others register and delete endpoints. The API server and
+the control plane refuse, are silent, or answer in vain; the registrar is killed, and begins again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any, cast
+
+import aiohttp
+import orjson
+
+from services.contracts.routing import Endpoint, EndpointList, EndpointSpec
+from services.engines.kueue import servers
+from services.engines.kueue.servers import KNOWN_S, Registrar
+from services.kit.bridges.silent import EngineSilentError
+from services.kit.problems import ProblemError, unavailable
+from services.kit.repeating import repeat
+from tests.simulation.loop import EPOCH_S, Simulation
+
+CLUSTER, EVERY_S, PAGE = "eu", 1.0, 2
+FOREIGN = ("mine", "europe.x")
+"""Endpoints of others, of which nothing may be touched."""
+CALM_S = KNOWN_S + 20.0
+"""Within this time what is registered is what there is."""
+HAVE = "x-models", "y-models"
+
+
+@dataclass
+class _World:
+    """What there is: pods by their pools, and endpoints.
+
+    Attributes:
+        seen: The pods of the last answer of the API server, by the names of their endpoints; whether each is ready.
+        broken: Pools that cannot be read.
+        refused: Endpoints that the control plane does not accept.
+        silent: Pods whose servers do not say which models they have.
+    """
+
+    simulation: Simulation
+    pods: dict[str, dict[str, bool]] = field(default_factory=lambda: {"chat": {}, "code": {}})
+    endpoints: dict[str, EndpointSpec] = field(default_factory=dict[str, EndpointSpec])
+    seen: dict[str, bool] = field(default_factory=dict[str, bool])
+    broken: set[str] = field(default_factory=set[str])
+    refused: set[str] = field(default_factory=set[str])
+    silent: set[str] = field(default_factory=set[str])
+
+    def there(self) -> dict[str, bool]:
+        """Return all pods by the names of their endpoints, and whether each is ready."""
+        return {f"{CLUSTER}.{pod}": ready for pods in self.pods.values() for pod, ready in pods.items()}
+
+    # --- the API server
+
+    async def inference(self, _: str) -> list[tuple[Any, list[Any]]]:
+        """As ``Cluster.inference``."""
+        return await self.simulation.boundary(self._pools, EngineSilentError("It does not answer."))
+
+    def _pools(self) -> list[tuple[Any, list[Any]]]:
+        self.seen = self.there()
+        said = {"chat": {"wattshift.io/models": "gpt"}, "code": {}}
+        return [
+            (
+                {
+                    "metadata": {"name": name, "annotations": said[name]},
+                    "spec": {} if name in self.broken else {"targetPorts": [{"number": 80}]},
+                },
+                [_pod(pod, ready) for pod, ready in pods.items()],
+            )
+            for name, pods in self.pods.items()
+        ]
+
+    # --- the control plane
+
+    async def call(self, method: str, path: str, answer: Any, *, params: dict[str, str], headers: Any) -> EndpointList:
+        """Return a page of endpoints."""
+        return await self.simulation.boundary(lambda: self._page(params.get("cursor", "")), unavailable("serving"))
+
+    def _page(self, cursor: str) -> EndpointList:
+        at = datetime.fromtimestamp(EPOCH_S, UTC)
+        names = sorted(name for name in self.endpoints if name > cursor)
+        items = [
+            Endpoint(name=name, tenant_id="acme", spec=self.endpoints[name], created_at=at, updated_at=at)
+            for name in names[:PAGE]
+        ]
+        return EndpointList(items=items, next_cursor=names[PAGE - 1] if len(names) > PAGE else None)
+
+    async def request(self, method: str, path: str, *, body: EndpointSpec | None = None, headers: Any) -> None:
+        """Set or delete an endpoint."""
+        name, check = path.rpartition("/")[2], self.simulation.check
+        check("of what others have registered, nothing is touched", name.startswith(f"{CLUSTER}."), f"{method} {name}")
+        work = (lambda: self._set(name, body)) if body is not None else (lambda: self._delete(name))
+        await self.simulation.boundary(work, unavailable("serving"), may_repeat=body is not None)
+
+    def _set(self, name: str, spec: EndpointSpec) -> None:
+        check = self.simulation.check
+        is_ready = self.seen.get(name)
+        check("only a pod that is there is registered", is_ready is not None, name)
+        check("a pod that is not ready is given no requests", is_ready is not spec.draining, name)
+        models = ["gpt"] if name.startswith(f"{CLUSTER}.chat") else list(HAVE)
+        check("an endpoint has the models of its server", spec.models == models, f"{name}: {spec.models}")
+        if name in self.refused and not self.simulation.is_calm:
+            raise ProblemError((409, 422)[self.simulation.choices.below(2)], cast(Any, "conflict"), "It is refused.")
+        self.endpoints[name] = spec
+
+    def _delete(self, name: str) -> None:
+        check = self.simulation.check
+        check("an endpoint is removed when its pod is gone", name not in self.seen, name)
+        check("where a pool cannot be read nothing is removed", not self.broken, f"{name}: {self.broken}")
+        if self.endpoints.pop(name, None) is None:
+            raise ProblemError(404, cast(Any, "not_found"), "There is none.")
+
+    # --- model servers
+
+    @asynccontextmanager
+    async def get(self, url: str, **_: Any) -> AsyncIterator[Any]:
+        """Say which models a server has."""
+        pod = url.removeprefix("http://").partition(":")[0]
+        if pod in self.silent and not self.simulation.is_calm:
+            raise aiohttp.ClientConnectionError
+        said = await self.simulation.boundary(
+            lambda: orjson.dumps({"data": [{"id": name} for name in HAVE]}), aiohttp.ServerDisconnectedError()
+        )
+
+        async def read(_: int) -> bytes:
+            return said
+
+        yield SimpleNamespace(content=SimpleNamespace(read=read))
+
+
+def _pod(name: str, ready: bool) -> Any:
+    conditions = [{"type": "Ready", "status": str(ready)}]
+    return {"metadata": {"name": name}, "status": {"podIP": name, "phase": "Running", "conditions": conditions}}
+
+
+def _begin(world: _World) -> Any:
+    settings = SimpleNamespace(
+        control_plane_url="http://there",
+        namespace="models",
+        node_id=CLUSTER,
+        location=None,
+        own_zone="DE",
+        key_file=SimpleNamespace(read_text=lambda: "key\n"),
+        scales=(),
+    )
+    registrar = Registrar(cast(Any, settings), cast(Any, world), cast(Any, world))
+    registrar._gateway = cast(Any, world)
+    look = world.simulation.judged(registrar.look, EngineSilentError, ProblemError)
+    process = world.simulation.process()
+    process.start(repeat(look, EVERY_S, failed="not registered", once=True))
+    return process
+
+
+async def play(simulation: Simulation) -> None:
+    """Pods come and go while registrars die and begin again; then what is registered is what there is."""
+    draw = simulation.choices.below
+    world = _World(simulation)
+    spec = EndpointSpec.model_validate({"url": "http://10.0.0.9:1", "models": ["m"], "location": "x"})
+    world.endpoints = dict.fromkeys(FOREIGN, spec)
+    simulation.instead(servers, PAGE=PAGE)
+    simulation.holds("of what others have registered, nothing is touched", lambda: _touched(world))
+    process = _begin(world)
+    for number in range(4 + draw(12)):
+        await asyncio.sleep(0.3 * draw(8))
+        pool = ("chat", "code")[draw(2)]
+        pods = world.pods[pool]
+        match draw(12):
+            case 0 | 1 | 2 | 3:
+                pods[f"{pool}{number}"] = draw(3) != 1
+            case 4 | 5 if pods:
+                name = list(pods)[draw(len(pods))]
+                pods[name] = not pods[name]
+            case 6 | 7 if pods:
+                del pods[list(pods)[draw(len(pods))]]
+            case 8:
+                world.broken ^= {pool}
+            case 9:
+                process.kill()
+                process = _begin(world)
+            case 10:
+                world.refused ^= {f"{CLUSTER}.{name}" for name in pods}
+                world.silent ^= set(pods)
+            case 11 if mine := [name for name in world.endpoints if name not in FOREIGN]:
+                del world.endpoints[mine[draw(len(mine))]]  # an operator does, or what was restored lacks it
+            case _:
+                pass
+    world.broken.clear()
+    simulation.calm_down()
+    await asyncio.sleep(CALM_S)
+    found = {name: not each.draining for name, each in world.endpoints.items() if name not in FOREIGN}
+    # A server that was never ready has not said which models it has.
+    known = {name: ready for name, ready in world.there().items() if ready or name in found or ".chat" in name}
+    simulation.check("what is registered is what there is", found == known, f"{found}, and not {known}")
+    process.kill()
+
+
+def _touched(world: _World) -> str | None:
+    return next((name for name in FOREIGN if name not in world.endpoints), None)
