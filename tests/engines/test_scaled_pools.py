@@ -15,7 +15,7 @@ import aiohttp
 import asyncpg
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from kubernetes.aio import client
 from pydantic import ValidationError
@@ -504,6 +504,7 @@ STATES = [state for state in InstanceState if state is not InstanceState.ENDED]
     planned=st.integers(0, 5),
     least=st.integers(0, 3),
 )
+@example(states=[(InstanceState.READY, 5)], pods={0, 5}, are_groups=True, planned=0, least=0)
 def test_pods_fit_instances(
     states: list[tuple[InstanceState, int | None]], pods: set[int], are_groups: bool, planned: int, least: int
 ) -> None:
