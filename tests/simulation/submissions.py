@@ -275,7 +275,14 @@ async def play(simulation: Simulation) -> None:
     draw = simulation.choices.below
     database = _Database(simulation)
     committer = Committer(cast(Any, database), database.tell, max_jobs=1 + draw(4), patience_s=PATIENCE_S)
-    running = simulation.loop.create_task(committer.run())
+    has_begun = asyncio.Event()
+
+    async def run() -> None:
+        has_begun.set()
+        await committer.run()
+
+    running = simulation.loop.create_task(run())
+    await has_begun.wait()  # as admission has by its first request; a task that is cancelled before does nothing at all
     known = _Known(simulation)
     known.has_large_s = 0.01 * draw(12) if draw(2) else float("inf")
     stand_ins = {
