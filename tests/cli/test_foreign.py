@@ -313,5 +313,5 @@ def test_durations_keep_their_forms_and_may_have_days(text: str, seconds: float)
 
 @pytest.mark.parametrize("text", ["1-24:00:00", "1-", "-1:00", "1-2-03:00:00", "1-06"])
 def test_other_forms_of_days_are_refused(text: str) -> None:
-    with pytest.raises(CliError, match=r"write 90 \(seconds\), 90s, 15m, 6h, 2d, 06:00:00 or 1-06:00:00"):
+    with pytest.raises(CliError, match=r"write 90 \(seconds\), 90s, 15m, 1h30m, 2d, 06:00:00 or 1-06:00:00"):
         duration_s(text, "--time")

@@ -116,7 +116,7 @@ def test_every_time_of_day_that_is_printed_says_its_zone() -> None:
     """It is printed by `clock`, or its zone is written with it."""
     texts = [path.read_text() for path in Path(output.__file__).parent.rglob("*.py") if path.name != "forms.py"]
     lines = [line for text in texts for line in text.splitlines() if "%H:%M" in line]
-    said = re.compile(r"clock\(|^SECONDS|UTC|tzname|^    (first|last) = ")  # the last two stand before `UTC`
+    said = re.compile(r"clock\(|^SECONDS|UTC|tzname|^ +(first|last)=f")  # the last two stand before `UTC`
 
     assert len(lines) > 10
     assert [line for line in lines if not said.search(line)] == []

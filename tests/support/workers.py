@@ -15,11 +15,13 @@ from collections.abc import Iterable, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from tempfile import TemporaryFile
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from _pytest._io import TerminalWriter
+from _pytest.capture import FDCapture
 
 from tests.support import folder_times
 from tests.support.order import together
@@ -175,10 +177,11 @@ def _work_and_exit(session: pytest.Session, number: int, pipe: Connection) -> No
 
 def _own_things(config: Any, number: int) -> None:
     """Give a worker what it must not share with others: files of captured output, a folder, no terminal."""
-    capture = config.pluginmanager.get_plugin("capturemanager")
-    capture.stop_global_capturing()
-    capture.start_global_capturing()
-    capture.suspend_global_capture()
+    captured = config.pluginmanager.get_plugin("capturemanager")._global_capturing
+    for each in (captured.out, captured.err):
+        if isinstance(each, FDCapture):  # another file, and the same object: what was imported may hold on to it
+            with TemporaryFile() as own:
+                os.dup2(own.fileno(), each.tmpfile.fileno())
     folders = config._tmp_path_factory
     folders._basetemp = folders._basetemp / f"worker-{number}"
     folders._basetemp.mkdir(mode=0o700)
