@@ -279,7 +279,7 @@ def _instance(row: RowMapping) -> Instance:
         state=InstanceState(row["state"]),
         terms=terms,
         process=process,
-        job=None if row["job_state"] is None and pod is None else _pod_job(pod) if pod else _job(row),
+        job=_pod_job(pod) if pod else None if row["job_state"] is None else _job(row),
         pod=pod,
         ended_at=None,
         listener=None if row["known_listener"] is None else Listener(row["known_listener"]),
