@@ -15,6 +15,7 @@ from pydantic import AfterValidator
 
 from services.contracts.codes import ProblemCode
 from services.kit.problems import ProblemError, invalid, not_found
+from services.kit.readable import Unread
 
 IdempotencyKey = Annotated[
     str | None,
@@ -68,13 +69,13 @@ async def for_all_users() -> None:
 T = TypeVar("T")
 
 
-def one_page(found: Sequence[T | None], limit: int, position: Callable[[T], str]) -> tuple[list[T], str | None]:
+def one_page(found: Sequence[T | Unread], limit: int, position: Callable[[Any], str]) -> tuple[list[T], str | None]:
     """Return a page from the result of a query for one item more than its limit, and the cursor of the next page.
 
-    None stands for an item that cannot be read: it is left out.
+    Items that cannot be read are left out.
     """
-    page = [each for each in found[:limit] if each is not None]
-    return page, write_cursor(position(page[-1])) if len(found) > limit and page else None
+    page = [each for each in found[:limit] if not isinstance(each, Unread)]
+    return page, write_cursor(position(found[limit - 1])) if len(found) > limit else None
 
 
 def not_a_cursor() -> ProblemError:

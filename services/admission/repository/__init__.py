@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from sqlalchemy import Executable
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from services.kit.readable import each_readable
+from services.kit.readable import Unread, each_readable
 
 T = TypeVar("T")
 
@@ -24,8 +24,8 @@ class Repository:
     async def _all(self, query: Executable, made_of: Callable[[Any], T]) -> list[T]:
         return [made_of(dict(row)) for row in (await self._connection.execute(query)).mappings()]
 
-    async def _listed(self, query: Executable, made_of: Callable[[Any], T], what: str) -> list[T | None]:
-        """Return what is made of each row; None for one that cannot be read."""
+    async def _listed(self, query: Executable, made_of: Callable[[Any], T], what: str) -> list[T | Unread]:
+        """Return what is made of each row, and what stands for one that cannot be read."""
         rows = (await self._connection.execute(query)).mappings()
         return each_readable(rows, lambda row: made_of(dict(row)), lambda row: row["id"], what)
 

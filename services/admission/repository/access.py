@@ -28,6 +28,7 @@ from services.contracts.queries import AuditQuery
 from services.db import locks
 from services.db.tables import api_keys, audit_log, tenants, users
 from services.kit.ids import new_id, utc_now
+from services.kit.readable import Unread
 
 _WORKING = (api_keys.c.revoked_at.is_(None), api_keys.c.expires_at.is_(None) | (api_keys.c.expires_at > func.now()))
 _VALID = (*_WORKING, ~exists().where(users.c.id == api_keys.c.user_id, users.c.disabled_at.is_not(None)))
@@ -83,7 +84,7 @@ class AccessRepository(Repository):
         query = select(tenants).where(tenants.c.id == tenant_id)
         return await self._one(query.with_for_update(key_share=True) if lock else query, Tenant.as_stored)
 
-    async def tenants(self, after_id: str | None, limit: int) -> list[Tenant | None]:
+    async def tenants(self, after_id: str | None, limit: int) -> list[Tenant | Unread]:
         """Return up to ``limit`` tenants in order of id, after ``after_id``."""
         query = select(tenants).order_by(tenants.c.id).limit(limit)
         if after_id is not None:
@@ -175,7 +176,7 @@ class AccessRepository(Repository):
         )
         return sorted((await self._connection.execute(query)).scalars())
 
-    async def keys(self, before_id: str | None, limit: int) -> list[ApiKey | None]:
+    async def keys(self, before_id: str | None, limit: int) -> list[ApiKey | Unread]:
         """Return up to ``limit`` keys, newest first, before ``before_id``."""
         query = _KEYS.order_by(api_keys.c.id.desc()).limit(limit)
         if before_id is not None:

@@ -19,7 +19,7 @@ from services.contracts.jobs import JobArray, JobFootprint, JobSpec
 from services.contracts.queries import ArrayQuery
 from services.core.domain.jobs import JobState
 from services.db.tables import jobs
-from services.kit.readable import each_readable
+from services.kit.readable import Unread, each_readable
 
 _COUNTS = ", ".join(f"count(*) FILTER (WHERE j.state = '{state}') AS {state}" for state in JobState)
 
@@ -119,7 +119,7 @@ _LIVE_FIRST = ("running", "starting", "preempting", "queued", "held")
 class ArrayRepository(Repository):
     """Arrays, and their tasks together."""
 
-    async def page(self, wanted: ArrayQuery) -> list[JobArray | None]:
+    async def page(self, wanted: ArrayQuery) -> list[JobArray | Unread]:
         """Return a page of arrays and one more, newest first; ``cursor`` is the id of the last of the page before.
 
         None stands for one that cannot be read.

@@ -29,7 +29,7 @@ from services.db.tables import (
     reported_work,
     users,
 )
-from services.kit.readable import each_readable
+from services.kit.readable import Unread, each_readable
 
 _FINAL = [state.value for state in JobState if state.is_final]
 _with_gangs = jobs.outerjoin(live_gangs, live_gangs.c.job_id == jobs.c.id)
@@ -147,8 +147,8 @@ def _agent(found: Any) -> Agent:
 class JobRepository(Repository):
     """Single jobs, and pages of them."""
 
-    async def page(self, wanted: JobQuery) -> list[Job | None]:
-        """Return a page of jobs and one more, newest first; None for one that cannot be read."""
+    async def page(self, wanted: JobQuery) -> list[Job | Unread]:
+        """Return a page of jobs and one more, newest first, and what stands for one that cannot be read."""
         query = _WITH_ALL.where(*conditions(wanted)).order_by(jobs.c.id.desc()).limit(wanted.limit + 1)
         return each_readable(await self._connection.execute(query), _job, lambda row: row.id, "job")
 

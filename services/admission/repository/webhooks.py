@@ -11,6 +11,7 @@ from services.admission.repository import Repository
 from services.admission.repository.events import LAST, Position
 from services.contracts.webhooks import Webhook, WebhookDelivery, WebhookEvent, WebhookSpec
 from services.db.tables import webhook_deliveries, webhook_events, webhooks
+from services.kit.readable import Unread
 
 SHOWN = 20
 PAGE = 500
@@ -148,7 +149,7 @@ class WebhookRepository(Repository):
         query = select(webhooks).order_by(webhooks.c.id)
         if tenant_id is not None:
             query = query.where(webhooks.c.tenant_id == tenant_id)
-        return [each for each in await self._listed(query, _webhook, "webhook") if each is not None]
+        return [each for each in await self._listed(query, _webhook, "webhook") if not isinstance(each, Unread)]
 
     async def count(self, tenant_id: str) -> int:
         """Return how many webhooks a tenant has; the tenant's row is locked, so that none is added meanwhile."""
