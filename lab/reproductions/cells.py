@@ -17,21 +17,16 @@ from typing import Any
 
 import numpy as np
 
-from lab.bounds.zones import least_kg, stretches_of
-from lab.reproductions.joint_zones import ASLEEP, SEED, START
+from lab.reproductions.joint_zones import START, ran
 from lab.reproductions.marked import fill
 from services.core.domain.units import J_PER_KWH, S_PER_HOUR
 from services.core.policies.cells import Offer, Terms, is_worth_a_move, ranked
-from services.core.policies.registry import build_policy
 from services.kit.policies import load_policies
 from services.simulator.bundles import BUNDLED_ZONES
-from services.simulator.engine import EngineOptions
-from services.simulator.engine.grid import Grid
 from services.simulator.engine.live import FloatRow, IntRow
 from services.simulator.engine.simulation import Simulation
 from services.simulator.readers.carbon import read_carbon
 from services.simulator.readers.jobs import read_jobs
-from services.simulator.training import predicted
 from services.simulator.workload import ClusterSpec
 
 NODES, DAYS = "6x2:RTX3090", 7
@@ -108,17 +103,9 @@ def cells_table() -> str:
     jobs = read_jobs("green-year", start=START, days=DAYS)
     five = ClusterSpec.parse(",".join(f"{zone}={NODES}" for zone in BUNDLED_ZONES))
     for policy in ("las", "joint"):
-        options = EngineOptions(rigid=policy == "las", seed=SEED, power_down_after_s=ASLEEP)
-        of = predicted("none" if policy == "joint" else "perfect", jobs)
-        run = Simulation(build_policy(policy, {}), of, five, traces[0], options, elsewhere=traces[1:])
-        home, stretches = Home(run), stretches_of(run)
-        result = run.run({})
-        if result.completed != result.jobs:
-            raise RuntimeError(f"{policy}: {result.completed} of {result.jobs} jobs ended")
-        grids = [Grid(trace, options.history_s, options.horizon_s) for trace in traces]
-        gpus = [int(of_zone["gpus"]) for of_zone in result.zones.values()]
-        least = least_kg(stretches, grids, gpus, options.transfer.energy_kwh)
-        figures = f"{result.carbon_kg:.1f} | {result.avg_jct_s / S_PER_HOUR:.2f} | {home.moved}"
+        homes: list[Home] = []
+        result, least = ran(policy, jobs, five, traces, lambda run, homes=homes: homes.append(Home(run)))
+        figures = f"{result.carbon_kg:.1f} | {result.avg_jct_s / S_PER_HOUR:.2f} | {homes[0].moved}"
         lines.append(f"| {policy} | {figures} | {100 * (result.carbon_kg / least - 1):+.0f} % |")
     return "\n".join(lines)
 

@@ -8,6 +8,7 @@ and nodes that sleep. *At home* each job runs in one zone, drawn for it; *anywhe
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,11 +22,12 @@ from services.kit.policies import load_policies
 from services.simulator.bundles import BUNDLED_ZONES
 from services.simulator.engine import EngineOptions
 from services.simulator.engine.grid import Grid
+from services.simulator.engine.result import SimulationResult
 from services.simulator.engine.simulation import Simulation
 from services.simulator.readers.carbon import read_carbon
 from services.simulator.readers.jobs import read_jobs
 from services.simulator.training import predicted
-from services.simulator.workload import ClusterSpec, Workload
+from services.simulator.workload import CarbonTrace, ClusterSpec, Workload
 
 START, SEED = "2023-10-02", 1
 ASLEEP = 300.0
@@ -40,6 +42,27 @@ def workloads(data: Path) -> dict[str, tuple[Workload, str]]:
     }
 
 
+def ran(
+    policy: str,
+    jobs: Workload,
+    cluster: ClusterSpec,
+    traces: Sequence[CarbonTrace],
+    prepare: Callable[[Simulation], None] = lambda run: None,
+) -> tuple[SimulationResult, float]:
+    """Return what came of the jobs in the zones of ``traces``, and the least carbon by place in kg."""
+    options = EngineOptions(rigid=policy == "las", seed=SEED, power_down_after_s=ASLEEP)
+    of = predicted("none" if policy == "joint" else "perfect", jobs)
+    run = Simulation(build_policy(policy, {}), of, cluster, traces[0], options, elsewhere=traces[1:])
+    prepare(run)
+    stretches = stretches_of(run)
+    result = run.run({})
+    if result.completed != result.jobs:
+        raise RuntimeError(f"{policy}: {result.completed} of {result.jobs} jobs ended")
+    grids = [Grid(trace, options.history_s, options.horizon_s) for trace in traces]
+    gpus = [int(of_zone["gpus"]) for of_zone in result.zones.values()]
+    return result, least_kg(stretches, grids, gpus, options.transfer.energy_kwh)
+
+
 def zones_table(data: Path) -> str:
     """Return a row per workload and way, with its carbon, its times and how far it is above its bound."""
     lines = ["| jobs | policy | where | carbon, kg | mean JCT, h | checkpoints moved | above the least by place |"]
@@ -50,16 +73,7 @@ def zones_table(data: Path) -> str:
         five = ClusterSpec.parse(",".join(f"{zone}={nodes}" for zone in BUNDLED_ZONES))
         for policy in ("las", "joint"):
             for where, some in (("at home", replace(jobs, zone=home)), ("anywhere", jobs)):
-                options = EngineOptions(rigid=policy == "las", seed=SEED, power_down_after_s=ASLEEP)
-                of = predicted("none" if policy == "joint" else "perfect", some)
-                run = Simulation(build_policy(policy, {}), of, five, traces[0], options, elsewhere=traces[1:])
-                stretches = stretches_of(run)
-                result = run.run({})
-                if result.completed != result.jobs:
-                    raise RuntimeError(f"{name}, {policy}: {result.completed} of {result.jobs} jobs ended")
-                grids = [Grid(trace, options.history_s, options.horizon_s) for trace in traces]
-                gpus = [int(of_zone["gpus"]) for of_zone in result.zones.values()]
-                least = least_kg(stretches, grids, gpus, options.transfer.energy_kwh)
+                result, least = ran(policy, some, five, traces)
                 moved = sum(int(of_zone["checkpoints"]) for of_zone in result.zones.values())
                 figures = f"{result.carbon_kg:.1f} | {result.avg_jct_s / 3_600.0:.2f} | {moved}"
                 above = f"{100 * (result.carbon_kg / least - 1):+.0f} %"
