@@ -404,13 +404,19 @@ async def test_a_copy_whose_job_has_ended_is_cancelled_in_a_cell_that_was_restor
     assert await pair.home.database.fetchval("SELECT state FROM cell_jobs") == "over"
 
 
-async def test_a_copy_that_was_withdrawn_does_not_run_in_a_cell_that_was_restored(pair: Pair) -> None:
+async def withdrawn(pair: Pair) -> str:
+    """Return a job that was in the cell until that offered worse than home."""
     await pair.add()
     job_id = await pair.home.submit({"cells": ["any"]})
     await pair.turns()
     pair.door.gco2_per_hour = 200.0
     await pair.turns(3)
     assert (await pair.job(job_id))["cell"] is None
+    return job_id
+
+
+async def test_a_copy_that_was_withdrawn_does_not_run_in_a_cell_that_was_restored(pair: Pair) -> None:
+    job_id = await withdrawn(pair)
     await pair.cell.database.execute("UPDATE jobs SET state = 'queued', ended_at = NULL, cancel_requested = false")
     await pair.turns(2)
     assert [each["state"] for each in await pair.copies()] == ["cancelled"]
@@ -593,12 +599,7 @@ async def test_a_home_that_was_restored_takes_its_cells_word_for_what_it_has(
 
 
 async def test_a_copy_that_was_withdrawn_before_home_was_restored_cancels_no_job(pair: Pair) -> None:
-    await pair.add()
-    job_id = await pair.home.submit({"cells": ["any"]})
-    await pair.turns()
-    pair.door.gco2_per_hour = 200.0
-    await pair.turns(3)
-    assert (await pair.job(job_id))["cell"] is None
+    job_id = await withdrawn(pair)
     await pair.home.database.execute("TRUNCATE cell_jobs")
     await pair.home.database.execute("UPDATE jobs SET cell = '', generation = 1000")
     pair.door.gco2_per_hour = 1.0
