@@ -25,6 +25,7 @@ from services.core.domain.jobs import JobState
 from services.kit.ids import new_block_id, new_id, utc_now
 from services.kit.problems import ProblemError, key_reused, validation_problem
 from services.kit.projects import spec_in_project
+from services.kit.references import check_start
 
 Found = Mapping[str, Sequence[str]]  #: The ids of the stored jobs and arrays that each word may mean
 
@@ -112,6 +113,7 @@ def read_submission(entry: SubmissionEntry) -> Draft | ProblemError:
             pointers = [f"/jobs/{at}/service" if entry.batch else "/service" for at in served]
             return _problem([FieldError(pointer=pointer, detail=POOLS_ALONE) for pointer in pointers])
     try:
+        check_start({f"/jobs/{at}" if entry.batch else "": spec for at, spec in enumerate(specs)})
         if entry.project is not None:
             where = "/jobs/{}/project" if entry.batch else "/project"
             specs = [spec_in_project(spec, entry.project, where.format(at)) for at, spec in enumerate(specs)]

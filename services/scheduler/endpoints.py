@@ -34,6 +34,7 @@ from services.kit.identity import Operator, ProjectCaller
 from services.kit.problems import ProblemError, conflict, invalid, not_found, unavailable
 from services.kit.projects import spec_in_project
 from services.kit.redis import hint
+from services.kit.references import check_start
 from services.kit.routes import from_state, not_a_cursor
 from services.scheduler.learning.learned import curve_of, table_of
 from services.scheduler.loop import Scheduler
@@ -74,6 +75,7 @@ async def estimate_job(spec: JobSpec, caller: ProjectCaller, dry_runs: DryRunnin
     """
     if spec.service is not None:
         raise invalid("/service", "Only the controller of pools may ask for a service instance.")
+    check_start({"": spec})
     return await dry_runs.estimate(spec_in_project(spec, caller.project), caller.tenant_id)
 
 

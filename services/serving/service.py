@@ -13,6 +13,7 @@ from services.contracts.identity import Identity
 from services.contracts.problems import FieldError
 from services.contracts.queries import PageQuery
 from services.kit.problems import ProblemError, conflict
+from services.kit.references import check_start
 from services.kit.routes import one_page, read_cursor
 from services.serving.carbon import CarbonZones
 from services.serving.named import ANY_ID, Named
@@ -55,9 +56,10 @@ class Pools(Named[PoolRecord, serving.Pool]):
         """Create a pool, or replace its spec; return it, and whether it is new. The same spec changes nothing.
 
         Raises:
-            ProblemError: 422 for an unknown zone or signal, 412 unless the pool is at ``if_match``, 409 for
-                one that is being deleted, or for a model that another pool of the tenant serves.
+            ProblemError: 422 for an unknown zone or signal, or a command that is too large; 412 unless the pool is at
+                ``if_match``; 409 for one that is being deleted, or for a model that another pool of the tenant serves.
         """
+        check_start({f"/modes/{at}": mode for at, mode in enumerate(spec.modes)})
         await self._zones.check({f"/places/{at}": (each.zone, each.signal) for at, each in enumerate(spec.places)})
         async with self._repository.writing() as queries:
             if if_match not in (None, "*") and if_match != etag(await self._locked(queries, name, caller)):

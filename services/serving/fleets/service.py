@@ -16,6 +16,7 @@ from services.contracts.problems import FieldError
 from services.contracts.queries import PageQuery
 from services.contracts.serving import InstanceQuery, InstanceState
 from services.kit.problems import ProblemError, conflict, invalid, not_found
+from services.kit.references import check_start
 from services.kit.routes import one_page, read_cursor
 from services.serving.carbon import CarbonZones
 from services.serving.fleets.assignment import GpuState, ordered, sizes_of
@@ -141,9 +142,11 @@ class Apps(Named[AppRecord, apps.App]):
         """Create an application or replace its spec; return it, and whether it is new. The same spec changes nothing.
 
         Raises:
-            ProblemError: 422 for an unknown fleet; 409 for an application that is being deleted or would change its
-                fleet, or if the fleet has no GPU left for one more; 404 for another tenant's.
+            ProblemError: 422 for an unknown fleet or a command that is too large; 409 for an application that is being
+                deleted or would change its fleet, or if the fleet has no GPU left for one more; 404 for another
+                tenant's.
         """
+        check_start({f"/variants/{at}": variant for at, variant in enumerate(spec.variants)})
         async with self._repository.writing() as queries:
             # The fleet's lock keeps two applications from taking its last GPU, and it from being deleted meanwhile.
             await self._check_fleet(queries, name, spec, caller)
