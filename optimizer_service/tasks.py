@@ -36,7 +36,7 @@ def _trainer() -> Worker:
 
 @app.task(name=TASK)
 def solve(solve_id: str) -> None:
-    """Solve the solve with this id; safe to run twice."""
+    """Solve the solve with this id, or another one whose tenant is next; safe to run twice."""
     _worker().run(solve_id)
 
 

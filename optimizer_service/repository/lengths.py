@@ -185,4 +185,4 @@ def solve_repository(engine: AsyncEngine, *, of_plans: bool | None = None) -> Wo
     """Return the queries on solves; sweeping covers those that plans of pools await, all others, or all."""
     is_of_plan = solves.c.key_id == PLANNER.key_id
     swept = None if of_plans is None else is_of_plan if of_plans else ~is_of_plan
-    return WorkRepository(engine, solves, solve_submissions, "solve", _SUMMARY, swept=swept)
+    return WorkRepository(engine, solves, solve_submissions, "solve", _SUMMARY, swept=swept, kind=is_of_plan)

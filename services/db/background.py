@@ -58,12 +58,13 @@ class WorkRepository:
         *,
         swept: ColumnElement[bool] | None = None,
         urgent: ColumnElement[bool] | None = None,
+        kind: ColumnElement[bool] | None = None,
     ) -> None:
         """Take the tables, the name of one piece of work, and the extra columns that lists show.
 
         Without a table of submissions no draft may have an idempotency key. ``swept`` limits the sweeper to that
         condition: a table whose work goes to several queues has a sweeper for each. Work that is ``urgent`` is listed
-        as queued before all other work.
+        as queued before all other work. Tenants take turns among work of the same ``kind``, that of one queue.
         """
         self._engine, self._work = engine, work
         self._submissions = work if submissions is None else submissions
@@ -72,6 +73,7 @@ class WorkRepository:
         self._summary = (*(work.c[name] for name in SHOWN), *summary)
         self._swept = literal(True) if swept is None else swept
         self._urgency = () if urgent is None else (urgent.desc(),)
+        self._kind = literal(True) if kind is None else kind
 
     async def live(self) -> LiveWork:
         """Return how much of the work that the sweeper is limited to waits and runs."""
@@ -205,7 +207,8 @@ class WorkRepository:
         """Return the waiting work of the tenant for whom a worker last began longest ago; ``work_id`` if none waits."""
         work, others = self._work, self._work.alias()
         last_at = select(func.max(others.c.started_at)).where(others.c.tenant_id == work.c.tenant_id).scalar_subquery()
-        waiting = select(work.c.id).where(work.c.state == background.WorkState.QUEUED, self._swept)
+        kind = select(self._kind).where(work.c.id == work_id).correlate(None).scalar_subquery()
+        waiting = select(work.c.id).where(work.c.state == background.WorkState.QUEUED, self._kind == kind)
         query = waiting.order_by(last_at.asc().nulls_first(), work.c.id).limit(1)
         async with self._engine.connect() as connection:
             return (await connection.execute(query)).scalar() or work_id

@@ -36,4 +36,4 @@ def _worker() -> Worker:
 @app.task(name=TASK)
 def simulate(simulation_id: str) -> None:
     """Run the simulation with that id, or another one whose tenant is next; safe to run twice."""
-    _worker().run_fairest(simulation_id)
+    _worker().run(simulation_id)

@@ -23,6 +23,7 @@ from optimizer_service.worker import solve_worker
 from services.contracts.background import Draft, WorkProblem
 from services.contracts.identity import Identity, Role
 from services.contracts.optimize import CarbonBoundProblem, CarbonBoundRequest
+from services.contracts.serving import PLANNER
 from services.core.domain.errors import DomainError
 from services.core.domain.solving import Progress, Report
 from services.db.background import WorkRepository
@@ -181,12 +182,23 @@ async def test_a_claim_is_kept_while_a_solve_takes_its_time_and_noticed_when_los
 async def test_tenants_take_turns_however_much_one_of_them_has_waiting(repository: WorkRepository) -> None:
     many = [await stored(repository, at, tenant="acme") for at in (100.0, 200.0, 300.0)]
     few = [await stored(repository, at, tenant="umbra") for at in (400.0, 500.0)]
+    of_plan = await stored(repository, 600.0, key_id=PLANNER.key_id, tenant="planner")
     taken: list[str] = []
     for message in [*many, *few]:
         taken.append(await repository.fairest(message))
         assert await repository.claim(taken[-1], "claim", lease_s=60)
     assert taken == [many[0], few[0], many[1], few[1], many[2]]
     assert await repository.fairest(many[0]) == many[0], "none waits: it is claimed in vain"
+    assert await repository.fairest(of_plan) == of_plan
+
+
+async def test_a_worker_solves_what_is_next_in_turn(database_url: str, repository: WorkRepository) -> None:
+    served = await stored(repository, 100.0, tenant="acme")
+    await run(database_url, served)
+    message, next_in_turn = await stored(repository, 200.0), await stored(repository, 300.0, tenant="umbra")
+    await run(database_url, message)
+    assert (await repository.summary(next_in_turn)).state == "succeeded"
+    assert (await repository.summary(message)).state == "queued"
 
 
 async def test_of_one_tenants_work_that_has_ended_only_so_much_is_kept(

@@ -73,13 +73,12 @@ class Worker:
         self._thread = threading.Thread(target=self._loop.run_forever, name="claims", daemon=True)
         self._thread.start()
 
-    def run_fairest(self, work_id: str) -> None:
-        """Do the work, or in its place that of a tenant who has waited longer: each has its own message."""
-        self.run(self.ask(lambda: self._store.fairest(work_id)))
+    def run(self, message: str) -> None:
+        """Do the work that a message names, or in its place that of a tenant who has waited longer: each has its own.
 
-    def run(self, work_id: str) -> None:
-        """Do the work, unless another worker is doing or has done it, or it was cancelled."""
-        claim = new_id("claim")
+        None is done if another worker is doing or has done it, or it was cancelled.
+        """
+        work_id, claim = self.ask(lambda: self._store.fairest(message)), new_id("claim")
         work = self.ask(lambda: self._store.claim(work_id, claim, self._lease_s))
         if work is None:
             log.info(f"{self._what}.skipped", id=work_id)
