@@ -188,3 +188,9 @@ def configure_logging(process: str, *, log_format: str = "text", level: str = "I
     _ROOT.setLevel(level)
     for chatty in ("uvicorn.access", "httpx", "httpcore", "sqlalchemy.pool"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
+    logging.getLogger("uvicorn.error").addFilter(_is_of_note)
+
+
+def _is_of_note(record: logging.LogRecord) -> bool:
+    """Whether the server's line is more than the traceback of an answer that was cut off as the process stopped."""
+    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))

@@ -28,8 +28,10 @@ from services.kit.edge.edge import Edge, EdgeMiddleware, OpenedEdge
 from services.kit.edge.exchange import Exchange
 from services.kit.edge.keys import KeyCache
 from services.kit.edge.limits import RateLimiter
+from services.kit.heads import Server, ServerConfig
 from services.kit.logging import Log
 from services.kit.settings import SharedSettings
+from services.kit.sockets import listening
 from services.kit.tokens import Incoming, Outgoing
 from tests.kit.test_edge import Row
 
@@ -251,6 +253,41 @@ async def test_lines_of_a_turn_of_the_loop_are_written_together_and_warnings_at_
     finally:
         root.handlers[:] = before
         root.setLevel(level)
+
+
+async def test_an_answer_cut_off_as_the_process_stops_leaves_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    async def endless(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/broken":
+            raise ValueError("a fault has its traceback")
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"first", "more_body": True})
+        await asyncio.Event().wait()
+
+    root = logging.getLogger()
+    before, level = root.handlers[:], root.level
+    try:
+        service_logging.configure_logging("oven")
+        with listening("127.0.0.1", 0) as at:
+            server = Server(ServerConfig(endless, lifespan="off", timeout_graceful_shutdown=1, log_config=None))
+            serving = asyncio.create_task(server.serve([at]))
+            url = f"http://127.0.0.1:{at.getsockname()[1]}"
+            async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=20) as asking:
+                assert (await asking.get("/broken")).status_code == 500
+                async with asking.stream("GET", "/") as answer:
+                    pieces = answer.aiter_raw()
+                    assert await anext(pieces) == b"first"
+                    server.should_exit = True
+                    with pytest.raises(httpx.RemoteProtocolError):
+                        await anext(pieces)
+            await serving
+    finally:
+        root.handlers[:] = before
+        root.setLevel(level)
+    written = capsys.readouterr().out
+    assert "a fault has its traceback" in written
+    assert "Finished" in written
+    assert "CancelledError" not in written
+    assert written.count("Traceback") == 1
 
 
 async def test_a_client_that_leaves_before_its_answer_has_a_line(logged: Lines) -> None:
