@@ -89,13 +89,7 @@ class Door:
                 problem = {"type": "t", "title": "t", "status": 429, "code": "rate_limited", "detail": "Too fast."}
                 return web.json_response(problem, status=429)
             if self.refuses:
-                problem = {
-                    "type": "t",
-                    "title": "t",
-                    "status": 422,
-                    "code": "gang_impossible",
-                    "detail": self.refuses,
-                }
+                problem = {"type": "t", "title": "t", "status": 422, "code": "gang_impossible", "detail": self.refuses}
                 return web.json_response(problem, status=422)
             if self.delays:
                 self.under_way.append(entry)

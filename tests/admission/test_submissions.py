@@ -149,11 +149,7 @@ async def test_a_key_stands_for_one_body(admission: Admission, other: Any) -> No
     await admission.submit_all(an_entry(key=key))
     before = await admission.count("jobs")
     (answer,) = await admission.submit_all(an_entry(other, key=key))
-    assert (answer.status, _code(answer), _pointers(answer)) == (
-        422,
-        "idempotency_key_reused",
-        ["#Idempotency-Key"],
-    )
+    assert (answer.status, _code(answer), _pointers(answer)) == (422, "idempotency_key_reused", ["#Idempotency-Key"])
     assert await admission.count("jobs") == before
 
 

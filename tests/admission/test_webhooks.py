@@ -351,8 +351,7 @@ async def test_retry_after_is_respected_and_messages_are_given_up_in_the_end(pos
 
 
 @pytest.mark.parametrize(
-    ("status", "reason"),
-    [(410, "its address answered 410 Gone"), (500, "nothing could be delivered for 5 days")],
+    ("status", "reason"), [(410, "its address answered 410 Gone"), (500, "nothing could be delivered for 5 days")]
 )
 async def test_an_address_that_is_gone_or_only_failed_for_days_is_disabled(
     post: Post, status: int, reason: str

@@ -405,9 +405,7 @@ STEP = st.one_of(
 
 @settings(max_examples=40, deadline=None)
 @given(steps=st.lists(STEP, min_size=4, max_size=24))
-def test_whatever_starts_and_ends_between_ticks_each_second_is_its_holders(
-    steps: list[tuple[str, int, bool]],
-) -> None:
+def test_whatever_starts_and_ends_between_ticks_each_second_is_its_holders(steps: list[tuple[str, int, bool]]) -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         asyncio.run(_live(steps, Path(folder), patch))
 

@@ -66,9 +66,7 @@ async def test_commands_come_through_after_redis_was_killed(node_on_own_valkey: 
         assert {rank.state for rank in node.plane.heartbeats[-1].ranks} == {"running"}
 
 
-async def test_an_agent_starts_without_redis_and_without_a_control_plane(
-    node_on_own_valkey: tuple[Node, Any],
-) -> None:
+async def test_an_agent_starts_without_redis_and_without_a_control_plane(node_on_own_valkey: tuple[Node, Any]) -> None:
     node, server = node_on_own_valkey
     node.plane.is_away = True
     node._spawn(node.environment)

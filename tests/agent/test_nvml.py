@@ -183,12 +183,7 @@ def test_a_driver_without_events_has_none(fault: Fault) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "error"),
-    [
-        (NO_PERMISSION, NotPermittedError),
-        (GPU_IS_LOST, DeviceLostError),
-        (UNKNOWN, DeviceError),
-    ],
+    ("code", "error"), [(NO_PERMISSION, NotPermittedError), (GPU_IS_LOST, DeviceLostError), (UNKNOWN, DeviceError)]
 )
 def test_errors_have_names(fault: Fault, code: str, error: type[DeviceError]) -> None:
     driver = NvmlDriver()

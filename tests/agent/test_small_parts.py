@@ -69,7 +69,7 @@ def test_a_command_enters_the_container_of_its_rank_and_can_be_found() -> None:
     mark = "WATTSHIFT_EXEC=s"
     argv = containers.exec_argv(DOCKER, a_start(), ExecRequest(command=["nvidia-smi", "-L"]), None, mark)
     assert argv == [
-        *("/usr/bin/docker", "exec", "--env", "WATTSHIFT_EXEC=s", "wattshift-job_1.2-1", "nvidia-smi", "-L"),
+        *("/usr/bin/docker", "exec", "--env", "WATTSHIFT_EXEC=s", "wattshift-job_1.2-1", "nvidia-smi", "-L")
     ]
     size = TerminalSize(rows=1, columns=1)
     request = ExecRequest(command=["bash"], stdin=True, terminal=size)

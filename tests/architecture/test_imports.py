@@ -13,10 +13,7 @@ from tests.architecture import rules
 from tests.architecture.rules import effects, imports_of, room_of, wrong_arrows, wrong_layers, wrong_packages
 
 ROOT = Path(__file__).parents[2]
-ROOTS = (
-    *("services", "gateway", "carbon_service", "optimizer_service", "gpu_agent", "migrations"),
-    *("lab", "tools"),
-)
+ROOTS = (*("services", "gateway", "carbon_service", "optimizer_service", "gpu_agent", "migrations"), *("lab", "tools"))
 PACKAGES = ("services", "services.engines")
 """Of rooms, and none themselves."""
 RULES = (wrong_arrows, wrong_layers, wrong_packages, effects)
@@ -159,10 +156,7 @@ def test_a_wrong_arrow_is_seen(module: str, source: str) -> None:
         ),
         ("services.simulator.engine.run", "from services.core.cycle.run_cycle import run_cycle\nfrom .events import E"),
         ("migrations.env", "from services.db.tables import jobs"),
-        (
-            "lab.reproductions.traffic",
-            "from services.learning import demand\nfrom services.cli.reports import charts",
-        ),
+        ("lab.reproductions.traffic", "from services.learning import demand\nfrom services.cli.reports import charts"),
         ("lab.policies.entries", "from services.core.policies.registry import PolicyEntry"),
         ("lab.experiments.runner", "import services.simulator.engine, services.cli.client, lab.policies"),
         ("tools.operations", "import gateway.endpoints, services.admission.app"),

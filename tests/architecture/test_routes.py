@@ -31,10 +31,7 @@ NOT_BEHIND_THE_GATEWAY = {
 NOT_PUBLIC = {
     ("POST", "/internal/submissions"): "the gateway sends it submissions in groups",
     ("GET", "/internal/agents/metrics"): "the gateway asks for the figures of agents, which answer admission",
-    (
-        "POST",
-        "/internal/keys/resolve",
-    ): "gateway, router and serving ask it whose a key is and what it may",
+    ("POST", "/internal/keys/resolve"): "gateway, router and serving ask it whose a key is and what it may",
     ("POST", "/internal/request-usage"): "routers tell the ledger whose a server's time was",
     ("GET", "/internal/routing"): "routers ask serving where the models are served",
     ("GET", "/internal/routing/keys"): "routers ask serving for the keys of other people's model servers",

@@ -9,14 +9,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from tests.architecture.tables import (
-    locked_views,
-    named_tables,
-    process_of,
-    statements_in,
-    tables_in,
-    without_tenant,
-)
+from tests.architecture.tables import locked_views, named_tables, process_of, statements_in, tables_in, without_tenant
 from tests.architecture.test_imports import ROOT, modules
 from tests.support.schema import DESCRIBED, TABLES, VIEWED
 

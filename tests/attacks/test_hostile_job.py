@@ -13,10 +13,7 @@ import pytest
 from services.standalone import stack
 from tests.integration.conftest import Installation
 
-pytestmark = [
-    pytest.mark.live,
-    pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user takes root"),
-]
+pytestmark = [pytest.mark.live, pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user takes root")]
 
 LOOK = r"""
 import ctypes, os, pathlib, socket, sys

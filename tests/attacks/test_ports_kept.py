@@ -21,10 +21,7 @@ from tests.integration.conftest import Installation
 from tests.standalone.test_doors import is_free
 from tests.support.servers import wait_until
 
-pytestmark = [
-    pytest.mark.live,
-    pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user takes root"),
-]
+pytestmark = [pytest.mark.live, pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user takes root")]
 
 TAKE = r"""
 import os, select, socket, sys, threading, time

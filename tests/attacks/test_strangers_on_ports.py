@@ -152,10 +152,7 @@ async def test_nor_does_a_service_or_an_agent(caplog: pytest.LogCaptureFixture) 
     ],
 )
 def test_a_connection_is_whose_it_was_accepted_by_and_before_that_whoever_listens(
-    listener: peers.Holder | None,
-    connection: peers.Holder | None,
-    is_stranger: bool,
-    monkeypatch: pytest.MonkeyPatch,
+    listener: peers.Holder | None, connection: peers.Holder | None, is_stranger: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before Linux 6.17, a connection that waits to be accepted has the user id 0, as it has no inode."""
     here, there = ("127.0.0.1", 1), ("127.0.0.1", 2)

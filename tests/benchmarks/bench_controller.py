@@ -79,11 +79,7 @@ async def _looks(controller: Controller) -> float:
 
 def main() -> None:
     """Measure, print and write the result."""
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        postgres_server() as postgres_url,
-        valkey_server() as redis_url,
-    ):
+    with tempfile.TemporaryDirectory() as folder, postgres_server() as postgres_url, valkey_server() as redis_url:
         figures = asyncio.run(measure(fresh_database(postgres_url), redis_url, Path(folder)))
     print("  ".join(f"{name} {value}" for name, value in figures.items()))
     write_result("controller", figures)

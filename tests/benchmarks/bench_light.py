@@ -164,11 +164,7 @@ def _at_rest(process: psutil.Process) -> dict[str, float]:
         with contextlib.suppress(psutil.Error):
             shown = " ".join(psutil.Process(pid).cmdline())[-60:] or psutil.Process(pid).name()
             print(f"{100 * spent_s / past_s:8.2f} %{pss.get(pid, 0) / 1e6:8.1f} MB  {shown}")
-    return {
-        "processes": len(after),
-        "MB": sum(pss.values()) / 1e6,
-        "% of a core": 100 * sum(used_s.values()) / past_s,
-    }
+    return {"processes": len(after), "MB": sum(pss.values()) / 1e6, "% of a core": 100 * sum(used_s.values()) / past_s}
 
 
 def _agent(clone: Path, folder: Path) -> dict[str, float]:

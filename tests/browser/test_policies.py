@@ -74,12 +74,7 @@ def test_one_number_walks_from_carbon_to_time_with_the_front_of_the_past_week(
     site.gateway.call(
         "PUT", "/v1/policies/active", body={"name": "joint", "parameters": {"hour_wh": 60.0, "stay_share": 0.05}}
     )
-    spec = {
-        "name": "for-the-front",
-        "command": ["true"],
-        "working_dir": "/tmp",
-        "gpus": {"min": 1},
-    }
+    spec = {"name": "for-the-front", "command": ["true"], "working_dir": "/tmp", "gpus": {"min": 1}}
     site.wait_for_ends([site.gateway.call("POST", "/v1/jobs", body=spec)["id"]], 60)
     page = open_page("/policies")
     slider = page.get_by_label("From least carbon (left) to least time (right)")

@@ -40,10 +40,7 @@ class Door:
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         onward_reader, onward_writer = await asyncio.open_connection(self._host, self._port)
-        ways = [
-            asyncio.create_task(_copy(reader, onward_writer)),
-            asyncio.create_task(_copy(onward_reader, writer)),
-        ]
+        ways = [asyncio.create_task(_copy(reader, onward_writer)), asyncio.create_task(_copy(onward_reader, writer))]
         self._ways.update(ways)
         await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
         for way in ways:

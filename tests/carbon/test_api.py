@@ -13,13 +13,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from carbon_service.providers.recorded import load
-from services.contracts.carbon import (
-    CurrentIntensity,
-    IntensityForecast,
-    IntensityHistory,
-    IntensityOutlook,
-    ZoneList,
-)
+from services.contracts.carbon import CurrentIntensity, IntensityForecast, IntensityHistory, IntensityOutlook, ZoneList
 from services.contracts.problems import Problem
 from tests.carbon.harness import NOW_S, Now, running
 

@@ -77,11 +77,7 @@ async def test_a_period_without_values_is_204(api: httpx.AsyncClient, path: str)
 async def test_the_average_is_weighted_by_time(api: httpx.AsyncClient) -> None:
     start = NOW - 2.5 * HOUR
     found = await get(
-        api,
-        "/emissions/average-carbon-intensity",
-        location="GB",
-        startTime=start.isoformat(),
-        endTime=NOW.isoformat(),
+        api, "/emissions/average-carbon-intensity", location="GB", startTime=start.isoformat(), endTime=NOW.isoformat()
     )
     measured = load("GB").measured
     first, second, third = (float(measured[row("GB", NOW - back * HOUR)]) for back in (3, 2, 1))
@@ -191,8 +187,7 @@ async def test_a_wrong_question_is_400_and_says_where(api: httpx.AsyncClient, pa
 
 
 @pytest.mark.parametrize(
-    "body",
-    [b"", b"{", b"{}", b"[]", b"[1]", b'[{"location":"GB"}]', b'[{"location":"GB","requestedAt":7}]', b"[null]"],
+    "body", [b"", b"{", b"{}", b"[]", b"[1]", b'[{"location":"GB"}]', b'[{"location":"GB","requestedAt":7}]', b"[null]"]
 )
 async def test_a_wrong_batch_is_400(api: httpx.AsyncClient, body: bytes) -> None:
     for path in ("/emissions/forecasts/batch", "/emissions/average-carbon-intensity/batch"):

@@ -47,10 +47,7 @@ async def test_a_restart_goes_on_with_the_same_replay(empty_database: str) -> No
 
 
 async def test_without_its_database_it_says_so_and_comes_back(empty_database: str) -> None:
-    async with (
-        door_to(empty_database) as door,
-        running(door.database_url, Now(), replay_speed=600.0) as client,
-    ):
+    async with door_to(empty_database) as door, running(door.database_url, Now(), replay_speed=600.0) as client:
         assert (await client.get(f"{ZONE}/current")).status_code == 200
         await door.shut()
         answer = await client.get(f"{ZONE}/current")
@@ -136,11 +133,7 @@ def test_zones_that_do_not_go_together(chosen: dict[str, str], complaint: str, m
             "CARBON_ELECTRICITY_MAPS_SIGNALS: must be among average_lifecycle, average_direct",
         ),
         ("electricity_maps", {"ELECTRICITY_MAPS_TOKEN": "t", "ELECTRICITY_MAPS_SIGNALS": ","}, "must be among"),
-        (
-            "pjm",
-            {"PJM_KEY": "k", "PJM_REQUESTS_PER_MINUTE": "0"},
-            "PJM_REQUESTS_PER_MINUTE: must be at least 1$",
-        ),
+        ("pjm", {"PJM_KEY": "k", "PJM_REQUESTS_PER_MINUTE": "0"}, "PJM_REQUESTS_PER_MINUTE: must be at least 1$"),
         ("pjm", {"PJM_KEY": "k", "PJM_RESOLUTION": "weekly"}, "CARBON_PJM_RESOLUTION: must be 'fivemin' or 'hourly'$"),
         ("pjm", {"PJM_KEY": "k", "PJM_PNODES": "DE=x"}, "CARBON_PJM_PNODES: must be a whole number$"),
     ],

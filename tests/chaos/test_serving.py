@@ -147,13 +147,7 @@ def running(allocation: str, *devices: tuple[int, int, int]) -> Running:
 
 @pytest.mark.parametrize(
     ("second", "told"),
-    [
-        ((0, 1, 1), False),
-        ((1, 7, 0), False),
-        ((0, 1, 0), True),
-        ((0, 7, 0), True),
-        ((0, 3, 4), False),
-    ],
+    [((0, 1, 1), False), ((1, 7, 0), False), ((0, 1, 0), True), ((0, 7, 0), True), ((0, 3, 4), False)],
 )
 def test_what_is_given_away_twice_is_told(second: tuple[int, int, int], told: bool) -> None:
     found = overcommitted([running("a.1", (0, 1, 0)), running("b.1", second)])

@@ -94,11 +94,7 @@ def test_limits_of_keys_are_given_changed_and_shown(gateway: FakeGateway) -> Non
     run("keys", "create", "--models", "llama, small", "--alias", "gpt-4o=llama=95,small=5", "--requests-per-min", "60")
     done = run("keys", "set", "key_1", "--month-gco2", "2.5", "--priority", "none", "--models", "none")
     assert [body["limits"] for _, _, body in gateway.calls] == [
-        {
-            "models": ["llama", "small"],
-            "aliases": {"gpt-4o": {"llama": 95, "small": 5}},
-            "requests_per_min": 60,
-        },
+        {"models": ["llama", "small"], "aliases": {"gpt-4o": {"llama": 95, "small": 5}}, "requests_per_min": 60},
         {"models": None, "month_gco2": 2.5, "priority": None},
     ]
     assert "60 requests/min; 1.5 of 5 gCO2 a month" in done.output

@@ -279,12 +279,7 @@ def test_an_array_of_which_nothing_waits_has_no_next_task(run: Run) -> None:
 def test_levers_are_told_in_grams_and_minutes() -> None:
     levers = [
         {"lever": "width", "carbon_saved_gco2": -12.0, "minutes_added": -45.0, "detail": "Against a gang of 1."},
-        {
-            "lever": "hours",
-            "carbon_saved_gco2": 120.0,
-            "minutes_added": 90.0,
-            "detail": "Against it at once.",
-        },
+        {"lever": "hours", "carbon_saved_gco2": 120.0, "minutes_added": 90.0, "detail": "Against it at once."},
         {"lever": "order", "detail": "Not known."},
         {"lever": "power_limit", "carbon_saved_gco2": 0.0, "minutes_added": 0.0, "detail": "It has the default."},
     ]

@@ -199,7 +199,7 @@ def test_sci_ai_scores_consumers_and_providers_over_their_boundaries() -> None:
     assert provider["sci_gco2e_per_1000_training_tokens"] == pytest.approx(950 / 500)
     assert provider["sci_gco2e_per_billion_parameters"] == pytest.approx(475)
     assert {name: each["value"] for name, each in found["sources"].items()} == {
-        **{"storage": 1, "FLOP of m": 2e15, "parameters of m": 2},
+        **{"storage": 1, "FLOP of m": 2e15, "parameters of m": 2}
     }
     assert found["unknown"] == {}
 

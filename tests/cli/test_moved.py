@@ -70,10 +70,7 @@ def test_what_is_no_command_is_a_zone(capsys: pytest.CaptureFixture[str], monkey
     for arguments in (["carbon", "--json"], ["carbon", "DE", "--json"], ["carbon", "show", "DE", "--json"]):
         app(arguments, standalone_mode=False)
     capsys.readouterr()
-    assert asked == [
-        "/v1/carbon/zones",
-        *["/v1/carbon/DE/current", "/v1/carbon/DE/forecast"] * 2,
-    ]
+    assert asked == ["/v1/carbon/zones", *["/v1/carbon/DE/current", "/v1/carbon/DE/forecast"] * 2]
 
 
 def test_the_lab_adds_its_commands_where_it_is_installed() -> None:

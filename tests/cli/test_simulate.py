@@ -102,7 +102,7 @@ def test_the_report_is_one_page_with_the_curves_the_front_and_the_bound(
 
     text = page.read_text(encoding="utf-8")
     assert re.findall(r"<h2>([^<]*)</h2>", text) == [
-        *("Figures", "Carbon against completion time", "Power", "Intensity", "Queue", "Inputs"),
+        *("Figures", "Carbon against completion time", "Power", "Intensity", "Queue", "Inputs")
     ]
     assert len(re.findall("<circle", text)) == 2
     assert re.search(r"bound: [\d.]+ kg", text)

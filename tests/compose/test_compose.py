@@ -340,12 +340,7 @@ def test_two_of_everything_go_on_when_one_of_each_is_killed(
         project.up()
         assert {
             service: len(project.of(service)) for service in ("gateway", "admission", "scheduler", "telemetry")
-        } == {
-            "gateway": 2,
-            "admission": 2,
-            "scheduler": 2,
-            "telemetry": 1,
-        }
+        } == {"gateway": 2, "admission": 2, "scheduler": 2, "telemetry": 1}
         project.submit("first-of-two", ["true"])
         for service in ("scheduler", "gateway", "admission"):
             for container in project.of(service)[:1]:

@@ -52,10 +52,7 @@ class Told:
         ended, stopped = [name for name in told if name in self.ended], [name for name in told if name in self.stopped]
         missing = [] if body.present is None else [name for name in live if name not in body.present]
         return EngineReply(
-            unreported=missing,
-            ended=ended,
-            stopped=stopped,
-            decisions=self.decisions if body.wants_decisions else [],
+            unreported=missing, ended=ended, stopped=stopped, decisions=self.decisions if body.wants_decisions else []
         )
 
 

@@ -26,10 +26,7 @@ CONFIG = SchemathesisConfig.from_dict(
     {
         "seed": 20_261_124,
         "generation": {"database": "none", "max-examples": MOST, "with-security-parameters": False},
-        "phases": {
-            "coverage": {"enabled": MOST > 2, "unexpected-methods": []},
-            "stateful": {"enabled": False},
-        },
+        "phases": {"coverage": {"enabled": MOST > 2, "unexpected-methods": []}, "stateful": {"enabled": False}},
     }
 )
 WORDS = ("%00", "..%2F..%2Fetc%2Fpasswd", "x" * 5_000, "-1", str(2**63), "%F0%9F%92%A5", "'%20OR%201=1--", "NaN")

@@ -65,10 +65,7 @@ async def test_a_name_with_several_addresses_stands_for_as_many_processes(monkey
     real = socket.getaddrinfo
 
     def resolve(host: str, port: int, *rest: Any, **options: Any) -> Any:
-        found = {
-            "routers.test": ["10.0.0.2", "10.0.0.1", "10.0.0.2"],
-            "one.test": ["10.0.0.1"],
-        }.get(host)
+        found = {"routers.test": ["10.0.0.2", "10.0.0.1", "10.0.0.2"], "one.test": ["10.0.0.1"]}.get(host)
         if found is None:
             return real(host, port, *rest, **options)
         also = [(socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("fd00::1", port, 0, 0))]

@@ -56,11 +56,7 @@ def test_the_ledger_books_what_the_counters_count(driver: NvmlDriver, plane: Pla
     job_id = plane.submitted(tmp_path, "--command", script)
     assert plane.ended(job_id) == "succeeded", plane.logs(job_id)
     time.sleep(REPORTED_S)
-    seconds, counted, booked = (
-        time.monotonic() - began,
-        counted_j(driver) - counted,
-        plane.booked_j() - booked,
-    )
+    seconds, counted, booked = (time.monotonic() - began, counted_j(driver) - counted, plane.booked_j() - booked)
     of_job = plane.asked(f"/v1/jobs/{job_id}")["footprint"]
     print(f"{seconds:.1f} s: counted {counted:.0f} J, booked {booked:.0f} J, of that the job {of_job}")
     gpus = [device.index for device in driver.devices() if is_gpu(device.index)]

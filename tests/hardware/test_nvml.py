@@ -12,12 +12,7 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
-from gpu_agent.devices.driver import (
-    DeviceLostError,
-    DriverMissingError,
-    NotPermittedError,
-    NotSupportedError,
-)
+from gpu_agent.devices.driver import DeviceLostError, DriverMissingError, NotPermittedError, NotSupportedError
 from gpu_agent.devices.nvml import NvmlDriver
 from gpu_agent.devices.nvml_calls import GIB, nvml, optional
 from services.contracts.nodes import DeviceInfo

@@ -44,12 +44,7 @@ def a_spec(carbon_weight: float) -> dict[str, Any]:
     ]
     terms = {"fleet": "images", "variants": variants, "sla_p95_ms": LATE_MS, "requests_per_s": 20}
     probes = {"health_path": "/v2/health/ready", "load_path": None, "drain_min_s": 1, "grace_s": 2}
-    return terms | {
-        "carbon_weight": carbon_weight,
-        "min_interval_s": 1,
-        "repartition": "any_time",
-        "probes": probes,
-    }
+    return terms | {"carbon_weight": carbon_weight, "min_interval_s": 1, "repartition": "any_time", "probes": probes}
 
 
 class Photos:

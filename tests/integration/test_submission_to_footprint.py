@@ -55,8 +55,7 @@ def test_a_job_runs_and_ends_with_its_energy_and_its_gco2(installation: Installa
 
 def test_a_gang_over_two_nodes_meets(installation: Installation) -> None:
     job_id = submit(
-        installation,
-        a_spec("pair", "--steps", "100", "--step-seconds", "0.1", gpus={"min": 6}, work={"total": 100}),
+        installation, a_spec("pair", "--steps", "100", "--step-seconds", "0.1", gpus={"min": 6}, work={"total": 100})
     )
     job = installation.wait_for(job_id, lambda job: job["state"] == "running")
     assert {share["node_id"] for share in job["placement"]} == {"node-1", "node-2"}

@@ -37,11 +37,7 @@ class Second:
         port = ports.take(service.port + 20_000)
         self.url = f"http://127.0.0.1:{port}"
         process = processes.http_process(
-            name,
-            service,
-            Door(("127.0.0.1", port)),
-            stack.identities.of_process(name, environment),
-            stack.folder.path,
+            name, service, Door(("127.0.0.1", port)), stack.identities.of_process(name, environment), stack.folder.path
         )
         self.running = Running(process, stack.folder.path / f"second-{name}.log")
 

@@ -85,13 +85,7 @@ def problem_of(answer: httpx.Response) -> Problem:
 
 @pytest.mark.parametrize(
     "make_token",
-    [
-        None,
-        lambda: "wrong",
-        lambda: TOKEN,
-        lambda: from_the_gateway() + "x",
-        lambda: from_the_gateway("scheduler"),
-    ],
+    [None, lambda: "wrong", lambda: TOKEN, lambda: from_the_gateway() + "x", lambda: from_the_gateway("scheduler")],
     ids=["none", "wrong", "the root itself", "changed", "for another service"],
 )
 async def test_only_the_other_services_get_in(make_token: Callable[[], str] | None) -> None:

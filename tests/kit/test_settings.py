@@ -34,10 +34,7 @@ class OvenSettings(SharedSettings):
         ({"OVEN_DOOR": "1.5"}, "OVEN_DOOR=1.5: must be a valid integer (default 8000)"),
         ({"OVEN_RACKS": "a,b"}, "OVEN_RACKS=a,b: must be JSON"),
         ({"OVEN_PAUSE_S": "-1"}, "OVEN_PAUSE_S=-1: must be greater than or equal to 0 (default 1.0)"),
-        (
-            {"WATTSHIFT_SERVICE_TOKEN": "short"},
-            "WATTSHIFT_SERVICE_TOKEN: must have at least 16 characters",
-        ),
+        ({"WATTSHIFT_SERVICE_TOKEN": "short"}, "WATTSHIFT_SERVICE_TOKEN: must have at least 16 characters"),
     ],
 )
 def test_a_fault_is_one_line_with_variable_value_and_what_is_right(environment: dict[str, str], fault: str) -> None:

@@ -7,13 +7,7 @@ from services.core.policies.registry import FAIR
 from tests.lab.again import again
 from tests.properties import test_policies, test_services, test_stories
 from tests.simulator import test_engine, test_gates, test_slices, test_tenants, test_waiting
-from tests.unit.core import (
-    test_batches,
-    test_bound,
-    test_queue_order,
-    test_ranking,
-    test_zones,
-)
+from tests.unit.core import test_batches, test_bound, test_queue_order, test_ranking, test_zones
 from tests.unit.core import test_slices as test_slices_in_plans
 
 HOUR_S = 3_600.0
@@ -54,8 +48,7 @@ test_tenants_that_always_wait_get_gpu_time_by_their_weights = again(
 )
 test_with_one_tenant_it_is_the_policy_itself = again(test_tenants.test_with_one_tenant_it_is_the_policy_itself, ENTRIES)
 test_a_round_without_reasons_decides_the_same = again(
-    test_waiting.test_a_round_without_reasons_decides_the_same,
-    [*PLAIN, ("sjf", {"backfill": False})],
+    test_waiting.test_a_round_without_reasons_decides_the_same, [*PLAIN, ("sjf", {"backfill": False})]
 )
 
 test_a_policy_that_tunes_chooses_for_those_who_permit_it = again(

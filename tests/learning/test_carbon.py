@@ -10,15 +10,7 @@ from hypothesis import strategies as st
 from carbon_service.providers.recorded import load
 from services.core.domain.arrays import Floats
 from services.core.domain.errors import DomainError
-from services.learning.carbon import (
-    HORIZON_H,
-    forecast,
-    greenest_regret,
-    mean_errors,
-    persistence,
-    training_days,
-    tune,
-)
+from services.learning.carbon import HORIZON_H, forecast, greenest_regret, mean_errors, persistence, training_days, tune
 from services.learning.carbon_history import HOUR_S, history_of
 
 START_S = 1_640_995_200.0  # 2022-01-01T00:00Z

@@ -300,10 +300,7 @@ def test_what_a_gang_waits_for_in_its_rack_is_kept_there_and_nothing_else() -> N
     going = a_job("a", on={"n0": (0, 1, 2, 3)}, phase=Phase.PREEMPTING, models=())
     fixed = a_job("b", on={"n3": (0, 1, 2, 3)}, preemptible=False)
     waiting = [a_job("gang", min_gpus=8, submitted_s=0.0), a_job("small", min_gpus=4, submitted_s=1.0)]
-    assert in_racks("fifo", going, fixed, *waiting) == {
-        "gang": "hold waiting_for_release",
-        "small": "start n2:0,1,2,3",
-    }
+    assert in_racks("fifo", going, fixed, *waiting) == {"gang": "hold waiting_for_release", "small": "start n2:0,1,2,3"}
 
 
 def test_what_one_gang_takes_of_a_rack_is_not_kept_for_another() -> None:

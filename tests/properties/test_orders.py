@@ -175,13 +175,7 @@ def test_an_order_is_met_in_the_stated_order_of_means(
     ahead_s=st.floats(200, 9_000),
 )
 def test_ahead_of_a_fall_nothing_stops_or_waits_but_what_would_lose_more_by_it(
-    name: str,
-    first: Snapshot,
-    share: float,
-    flex: list[float],
-    ages_s: list[float],
-    every_s: float,
-    ahead_s: float,
+    name: str, first: Snapshot, share: float, flex: list[float], ages_s: list[float], every_s: float, ahead_s: float
 ) -> None:
     policy = build_policy(name, {})
     free = replace(ordered(first, math.inf, flex), saves=saved(first, ages_s, every_s))
@@ -254,11 +248,7 @@ def test_an_order_that_ends_leaves_the_policys_values(name: str, first: Snapshot
     free = replace(ordered(first, math.inf, flex), orders=())
     jobs = free.jobs
     holds = jobs.gpus > 0
-    left = replace(
-        jobs,
-        power_limit_w=np.where(holds, 123.0, np.nan),
-        unordered_w=np.where(holds, 300.0, np.nan),
-    )
+    left = replace(jobs, power_limit_w=np.where(holds, 123.0, np.nan), unordered_w=np.where(holds, 300.0, np.nan))
 
     plan = run_under_orders(policy, replace(free, jobs=left), policy.initial()).plan
     wanted = run_cycle(policy, free, policy.initial()).plan

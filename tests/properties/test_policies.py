@@ -180,11 +180,7 @@ def the_order_of_the_jobs_in_a_snapshot_does_not_matter(rounds: Rounds) -> None:
 
 def two_zones_with_one_grid_are_as_one_zone(rounds: Rounds) -> None:
     first, second = (
-        replace(
-            each,
-            outlooks=each.outlooks * 2,
-            nodes=replace(each.nodes, zone=np.arange(len(each.nodes)) % 2),
-        )
+        replace(each, outlooks=each.outlooks * 2, nodes=replace(each.nodes, zone=np.arange(len(each.nodes)) % 2))
         for each in rounds.snapshots
     )
 

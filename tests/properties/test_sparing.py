@@ -157,8 +157,7 @@ def test_under_an_order_a_policy_stops_what_has_just_saved(ago_s: float, deadlin
 
 
 @pytest.mark.parametrize(
-    ("every_s", "goes"),
-    [(3_000.0, "with a wait"), (9_000.0, "not"), (2_000.0, "at once"), (float("nan"), "at once")],
+    ("every_s", "goes"), [(3_000.0, "with a wait"), (9_000.0, "not"), (2_000.0, "at once"), (float("nan"), "at once")]
 )
 def test_a_gang_that_has_not_saved_yet_is_stopped_when_that_is_due(every_s: float, goes: str) -> None:
     plan = of_a_job_that_saves(saves={JobId("old"): Saves(NOON_S - 20_000.0, every_s)})  # it has run for 3,000 s

@@ -103,8 +103,7 @@ async def test_a_gang_that_never_began_leaves_its_job_bound(world: World) -> Non
 
 
 @pytest.mark.parametrize(
-    ("change", "reason"),
-    [("draining = true", "checkpoint_node_closed"), ("state = 'lost'", "checkpoint_node_away")],
+    ("change", "reason"), [("draining = true", "checkpoint_node_closed"), ("state = 'lost'", "checkpoint_node_away")]
 )
 async def test_a_job_waits_for_its_node_until_its_checkpoint_is_forgotten(
     world: World, change: str, reason: str

@@ -110,10 +110,7 @@ async def test_the_next_round_sees_what_is_set_and_what_can_be(world: World, set
     assert setter.seen is not None
     assert setter.seen.jobs.power_limit_w.tolist() == [150.0]
     by_model = dict(zip(setter.seen.gpu_models, setter.seen.settable, strict=True))
-    assert {model: sorted(kinds) for model, kinds in by_model.items()} == {
-        "A100": ["clock", "power_limit"],
-        "K80": [],
-    }
+    assert {model: sorted(kinds) for model, kinds in by_model.items()} == {"A100": ["clock", "power_limit"], "K80": []}
     assert await set_of(world, await world.allocation(job)) == (150.0, None, 1), "the same again changes nothing"
     assert await world.events(job) == ["starting", "set"]
 

@@ -89,11 +89,7 @@ async def test_a_gpu_is_free_again_when_both_are_gone_and_takes_another_guest_be
 
 @pytest.mark.parametrize(
     "spec",
-    [
-        {},
-        {**CONSENT, "gpus": {"min": 1, "memory_gib": 31.0}},
-        {**CONSENT, "preemptible": False},
-    ],
+    [{}, {**CONSENT, "gpus": {"min": 1, "memory_gib": 31.0}}, {**CONSENT, "preemptible": False}],
     ids=["no consent", "too little memory", "not preemptible"],
 )
 async def test_a_job_that_may_not_share_gets_no_held_gpu(packing: World, spec: dict[str, Any]) -> None:

@@ -263,10 +263,7 @@ def test_a_job_with_a_graph_runs_at_the_pace_of_its_slowest_share(placement: str
 def two_stages(_: str) -> tuple[Behaviour, Behaviour]:
     """Return a job that with its batch tuned works twice as fast in its first half, and four times in its second."""
     sizes = np.array([1])
-    return (
-        Behaviour(sizes, np.array([2.0]), np.array([200.0])),
-        Behaviour(sizes, np.array([4.0]), np.array([300.0])),
-    )
+    return (Behaviour(sizes, np.array([2.0]), np.array([200.0])), Behaviour(sizes, np.array([4.0]), np.array([300.0])))
 
 
 @pytest.mark.usefixtures("the_lab")

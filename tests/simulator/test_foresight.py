@@ -38,13 +38,7 @@ def test_only_what_has_ended_is_known_and_only_from_the_next_training_on() -> No
     jobs = recurring([(0.0, 300.0, 1), (90.0, 300.0, 1), (3_601.0, 300.0, 1), (3_700.0, 200.0, 1)], [2, 2, 2, 1])
     jobs = replace(jobs, profiles=(replace(jobs.profiles[0], iteration_s=10.0),))
 
-    result = simulate(
-        "fifo",
-        jobs,
-        ClusterSpec.parse("1x8:V100"),
-        a_trace(),
-        predictor=learning(MEDIAN, 3_600.0),
-    )
+    result = simulate("fifo", jobs, ClusterSpec.parse("1x8:V100"), a_trace(), predictor=learning(MEDIAN, 3_600.0))
 
     assert result.columns.predicted_work_s.tolist() == [0.0, 0.0, 300.0, 500.0]
 

@@ -39,9 +39,7 @@ def a_state(*jobs: LiveJob, nodes: tuple[LiveNode, ...] | None = None, **fields:
         **{"policy": "fifo", "parameters": {}, "zone": "DE", "signal": Signal.AVERAGE_DIRECT, "stale": False},
         **{"times_s": [START_S], "intensity_gco2_per_kwh": [500.0], "end_s": START_S + 48 * HOUR_S},
         **{"kinds": [LiveKind(gpu_model="A100", idle_w=50.0)], "notes": []},
-        "profiles": [
-            LiveProfile(gpus=[1, 2], rates={0: LiveRates(speed=[1.0, 2.0], power_w=[100.0, 100.0])}),
-        ],
+        "profiles": [LiveProfile(gpus=[1, 2], rates={0: LiveRates(speed=[1.0, 2.0], power_w=[100.0, 100.0])})],
     }
     cluster = nodes or (LiveNode(kind=0, gpus=2, takes_work=True),)
     return LiveState(nodes=list(cluster), jobs=list(jobs), **ordinary | fields)

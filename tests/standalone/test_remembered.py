@@ -60,11 +60,7 @@ async def test_a_plain_start_brings_the_same_cluster_and_another_value_changes_i
 
     plain = settle(data, None, None, {})
     assert [node.zone for node in plain.nodes] == ["US-CAL-CISO", "DE"]
-    assert plain.environment == {
-        "WATTSHIFT_ZONE": "GB",
-        "GATEWAY_PORT": "8123",
-        "CARBON_ZONES": "GB,US-CAL-CISO,DE",
-    }
+    assert plain.environment == {"WATTSHIFT_ZONE": "GB", "GATEWAY_PORT": "8123", "CARBON_ZONES": "GB,US-CAL-CISO,DE"}
     assert plain.changes == ()
 
     other = settle(data, "1x2@SE", None, {"WATTSHIFT_ZONE": "DE", "GATEWAY_PORT": "9000"})

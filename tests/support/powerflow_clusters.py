@@ -20,10 +20,7 @@ from tests.support.performance_table import PerformanceTable
 BOARD, PER_NODE, IDLE_W, HOST_W = "V100", 8, 50.0, 40.0
 MOST_GPUS = 64
 SIZES: Ints = np.int64(1) << np.arange(MOST_GPUS.bit_length(), dtype=np.int64)
-SETTINGS = {
-    ControlKind.POWER_LIMIT: np.linspace(100.0, 250.0, 16),
-    ControlKind.CLOCK: np.linspace(630.0, 1_530.0, 16),
-}
+SETTINGS = {ControlKind.POWER_LIMIT: np.linspace(100.0, 250.0, 16), ControlKind.CLOCK: np.linspace(630.0, 1_530.0, 16)}
 
 
 def fitted_models(rng: np.random.Generator, kinds: int, axis: ControlKind = ControlKind.POWER_LIMIT) -> list[JobModel]:

@@ -53,15 +53,7 @@ from services.kit.policies import load_policies
 from services.learning.carbon_history import History, history_of
 from services.learning.traffic_boosting import Boosting
 from tests.benchmarks import bench_placement
-from tests.support.published import (
-    Again,
-    but_for_rounding,
-    cell,
-    data,
-    first,
-    part,
-    ran,
-)
+from tests.support.published import Again, but_for_rounding, cell, data, first, part, ran
 
 
 def column(names: str, *rows: tuple[str, ...]) -> str:
@@ -260,10 +252,7 @@ def seven_days(day: freesh_horizon.Day) -> list[freesh_horizon.Day]:
 
 POOLS = [
     Again(
-        "freesh-pools",
-        "published",
-        lambda: freesh_day.published(data(), freesh_day.read(data())),
-        of=but_for_rounding,
+        "freesh-pools", "published", lambda: freesh_day.published(data(), freesh_day.read(data())), of=but_for_rounding
     ),
     Again("freesh-pools", "day", two_objectives, ("carbon |",), "carbon"),
     Again("freesh-pools", "ties", tied),

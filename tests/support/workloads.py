@@ -8,14 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from services.core.domain.carbon import CarbonCurve, Signal
-from services.simulator.workload import (
-    ANY_MODEL,
-    Behaviour,
-    CarbonTrace,
-    ForecastKind,
-    JobProfile,
-    Workload,
-)
+from services.simulator.workload import ANY_MODEL, Behaviour, CarbonTrace, ForecastKind, JobProfile, Workload
 
 START_S = 1_672_531_200.0
 """2023-01-01, UTC seconds."""

@@ -90,8 +90,7 @@ async def test_a_late_interval_has_the_intensity_of_its_own_time(plane) -> None:
     ]
     plane.carbon.outlook_from_s = t - 3_600
     await agent.report(
-        agent.interval(t - 80_010, t - 79_990, usage(None, KWH_J)),
-        agent.interval(t - 10, t, usage(None, KWH_J)),
+        agent.interval(t - 80_010, t - 79_990, usage(None, KWH_J)), agent.interval(t - 10, t, usage(None, KWH_J))
     )
     found = [(line["intensity_gco2_per_kwh"], line["intensity_estimated"]) for line in await lines(plane)]
     assert found == [(pytest.approx(100), False), (900, False)]

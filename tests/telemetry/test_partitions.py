@@ -5,13 +5,7 @@ from typing import Any
 import pytest
 
 from services.db.gpu_partitions import want
-from tests.support.control_plane import (
-    OPERATOR,
-    USER,
-    accept_job,
-    allocate,
-    service_headers,
-)
+from tests.support.control_plane import OPERATOR, USER, accept_job, allocate, service_headers
 from tests.telemetry.conftest import Plane
 
 PATH = "/v1/nodes/n0/gpus/0/partition"

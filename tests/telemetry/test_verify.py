@@ -20,15 +20,7 @@ from services.db.sealing import Sealer
 from services.kit.ids import utc_now
 from services.telemetry.repository.corrections import return_late
 from services.telemetry.seals import Signer, close_days
-from tests.support.control_plane import (
-    OPERATOR,
-    USER,
-    accept_job,
-    allocate,
-    end_allocation,
-    service_headers,
-    usage,
-)
+from tests.support.control_plane import OPERATOR, USER, accept_job, allocate, end_allocation, service_headers, usage
 from tests.support.ledger import end_day, fold_now
 from wattshift import verify
 

@@ -106,10 +106,7 @@ def test_people_get_a_table(capsys: pytest.CaptureFixture[str], written: Callabl
     ],
 )
 def test_bad_input_is_one_line(
-    capsys: pytest.CaptureFixture[str],
-    written: Callable[..., str],
-    change: Callable[[Document], Any],
-    message: str,
+    capsys: pytest.CaptureFixture[str], written: Callable[..., str], change: Callable[[Document], Any], message: str
 ) -> None:
     with pytest.raises(CliError, match=message) as raised:
         planned(capsys, written(change))

@@ -19,14 +19,7 @@ import pytest
 from lab.bundles import path_of
 from lab.commands import closed_loop, profile_inference
 from lab.commands.profile_inference import Bench, Settings
-from lab.commands.slice_profiles import (
-    COLUMNS,
-    ProfileFile,
-    Row,
-    read_family,
-    row_of,
-    slice_sizes,
-)
+from lab.commands.slice_profiles import COLUMNS, ProfileFile, Row, read_family, row_of, slice_sizes
 from lab.inference.profiles import read_application
 from services.cli.commands import CliError
 from services.cli.serving.own_server import GaveUp, free_port
@@ -294,13 +287,7 @@ class Cluster:
         ]
         row = {"gpu": 0, "state": self.state, "sizes": self.wanted, "detail": "In use by another client"}
         wanted = [] if self.wanted is None else [row]
-        return {
-            "id": "n1",
-            "driver": "simulated",
-            "devices": gpus + slices,
-            "readings": readings,
-            "partitions": wanted,
-        }
+        return {"id": "n1", "driver": "simulated", "devices": gpus + slices, "readings": readings, "partitions": wanted}
 
 
 @pytest.fixture

@@ -12,27 +12,11 @@ import numpy as np
 import pytest
 
 from lab.experiments import runner
-from lab.experiments.cell import (
-    GRID_BLIND,
-    grid_of,
-    packed_s,
-    run_cell,
-    run_cells,
-    unpacked_s,
-)
+from lab.experiments.cell import GRID_BLIND, grid_of, packed_s, run_cell, run_cells, unpacked_s
 from lab.experiments.plan import load_experiment
 from lab.report.markdown import BASELINE, fill, fill_page, load, tables, whole
 from lab.report.page import defaults_of, render
-from lab.report.tables import (
-    FIGURES,
-    RATIOS,
-    by_signal,
-    causes,
-    changes,
-    compare,
-    sensitivities,
-    write_csv,
-)
+from lab.report.tables import FIGURES, RATIOS, by_signal, causes, changes, compare, sensitivities, write_csv
 from services.cli.reports.charts import ticks
 from services.core.domain.errors import DomainError
 from services.core.policies.registry import POLICIES
@@ -134,9 +118,7 @@ def test_a_second_run_does_only_what_is_missing(
     assert all(sum(size["jobs"] for size in result["sizes"]) == result["summary"]["jobs"] for result in results)
 
 
-def test_a_cell_holds_every_completion_time(
-    ran: tuple[Path, list[dict[str, Any]], list[dict[str, Any]]],
-) -> None:
+def test_a_cell_holds_every_completion_time(ran: tuple[Path, list[dict[str, Any]], list[dict[str, Any]]]) -> None:
     _, results, _ = ran
 
     for result in results:

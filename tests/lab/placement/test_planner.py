@@ -30,10 +30,7 @@ def test_a_model_has_the_parameters_its_authors_count(name: str, parameters: flo
     assert architecture(name).parameters == parameters
 
 
-@pytest.mark.parametrize(
-    ("name", "multiply_adds"),
-    [("vgg19", 19.6e9), ("resnet152", 11.5e9), ("inception-v3", 5.7e9)],
-)
+@pytest.mark.parametrize(("name", "multiply_adds"), [("vgg19", 19.6e9), ("resnet152", 11.5e9), ("inception-v3", 5.7e9)])
 def test_a_picture_costs_what_is_published(name: str, multiply_adds: float) -> None:
     assert sum(layer.forward_flops for layer in architecture(name).layers) / 2 == pytest.approx(multiply_adds, rel=0.02)
 

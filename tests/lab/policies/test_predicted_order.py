@@ -47,10 +47,7 @@ def test_the_baselines_differ_in_their_order_and_in_who_may_pass(name: str, star
 def test_the_baselines_take_the_first_servers_unless_another_placement_is_asked_for(name: str) -> None:
     nodes = [a_node("n0", gpus=2), a_node("n1", gpus=2), a_node("n2", gpus=4)]
     snapshot = shown([waiting("a", 4)], nodes, needs_s={"a": 1.0}, graphs={"a": HEAVY})
-    for parameters, placed in (
-        ({}, "start n0:0,1 n1:0,1"),
-        ({"placement": "heavy-edge"}, "start n2:0,1,2,3"),
-    ):
+    for parameters, placed in (({}, "start n0:0,1 n1:0,1"), ({"placement": "heavy-edge"}, "start n2:0,1,2,3")):
         policy = build_policy(name, parameters)
         assert story(run_cycle(policy, snapshot, policy.initial()).plan) == {"a": placed}
 

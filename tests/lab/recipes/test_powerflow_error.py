@@ -116,12 +116,7 @@ def test_what_is_above_the_limit_is_added_up() -> None:
     above.draw(900.0, 1_800.0)
 
     assert above.figures(3_600.0) == pytest.approx(
-        {
-            "above_limit_share": 0.5,
-            "above_limit_kwh": 0.1,
-            "above_limit_most": 0.2,
-            "above_limit_of_error": 0.5,
-        }
+        {"above_limit_share": 0.5, "above_limit_kwh": 0.1, "above_limit_most": 0.2, "above_limit_of_error": 0.5}
     )
     above.stated(1_200.0, 0.0)
     above.stated(1_200.0, 400.0)

@@ -10,14 +10,7 @@ import numpy as np
 import pytest
 
 from lab.reproductions import iteration_times
-from lab.reproductions.iteration_times import (
-    Measured,
-    collectives,
-    errors_table,
-    heavy_table,
-    speeds,
-    training_steps,
-)
+from lab.reproductions.iteration_times import Measured, collectives, errors_table, heavy_table, speeds, training_steps
 from services.core.parallel.graph import data_parallel
 from services.core.parallel.iteration import IterationModel, Network
 

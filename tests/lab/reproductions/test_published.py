@@ -18,18 +18,7 @@ import pytest
 from lab.experiments.cell import run_cell
 from lab.report.markdown import KINDS, kept_cells
 from tests.benchmarks import bench_peers
-from tests.support.published import (
-    MARK,
-    PAGES,
-    ROOT,
-    Again,
-    Table,
-    body,
-    cell,
-    figures,
-    found,
-    tables,
-)
+from tests.support.published import MARK, PAGES, ROOT, Again, Table, body, cell, figures, found, tables
 from tests.support.published_tables import AGAIN
 
 SIMULATIONS: dict[Table, tuple[str, str, str, str]] = {

@@ -24,10 +24,7 @@ def test_peaks_of_a_log_counted_by_hand() -> None:
     assert traffic.counts.sum() == 7
 
 
-@given(
-    st.lists(st.tuples(st.floats(0.0, 1_500.0), st.integers(0, 2)), max_size=60),
-    st.randoms(use_true_random=False),
-)
+@given(st.lists(st.tuples(st.floats(0.0, 1_500.0), st.integers(0, 2)), max_size=60), st.randoms(use_true_random=False))
 def test_peaks_are_the_fullest_windows_in_any_order(log: list[tuple[float, int]], shuffled: object) -> None:
     traffic = observe([t for t, _ in log], [c for _, c in log], n_classes=3, start_s=0.0, end_s=1_500.0)
     assert len(traffic) == 5

@@ -419,8 +419,7 @@ def paper() -> tuple[Site, RequestTrace, dict[str, Any]]:
 def test_plans_are_the_planners_for_the_peaks_that_are_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(
-        "lab.serving.plans.plan_pools",
-        lambda problem, *a, **k: asked.append(problem) or plan_pools(problem),
+        "lab.serving.plans.plan_pools", lambda problem, *a, **k: asked.append(problem) or plan_pools(problem)
     )
     site, trace, classes = paper()
     rates = PlaceRates(1_800.0, np.array([[900.0, 100.0], [500.0, 500.0], [700.0, 700.0]]), ("loc1", "loc2", "loc3"))

@@ -11,14 +11,7 @@ from hypothesis import strategies as st
 
 from services.core.domain.errors import DomainError
 from services.core.domain.gpus import gpu_model, slice_memory_gib
-from services.core.policies.clover.layouts import (
-    LAYOUT_COUNTS,
-    LAYOUTS,
-    SliceCounts,
-    can_be_cut,
-    counts_of,
-    realise,
-)
+from services.core.policies.clover.layouts import LAYOUT_COUNTS, LAYOUTS, SliceCounts, can_be_cut, counts_of, realise
 
 
 @cache

@@ -118,10 +118,7 @@ def test_the_machine_runs_for_a_job_of_higher_priority_than_the_one_that_is_held
     needs = {"h": 10.0, "u": 20.0}
 
     _, asked, due = rounds(
-        [
-            shown(full, at_s=10.0, needs_s=needs),
-            *(shown(jobs, at_s=at_s, needs_s=needs) for at_s in (20.0, 30.0)),
-        ],
+        [shown(full, at_s=10.0, needs_s=needs), *(shown(jobs, at_s=at_s, needs_s=needs) for at_s in (20.0, 30.0))],
         machine="waits",
     )
 

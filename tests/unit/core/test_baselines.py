@@ -34,11 +34,7 @@ def test_fifo_starts_in_order_of_submission_and_blocks_behind_the_head() -> None
         "wide": "hold not_enough_free_gpus",
         "slim": "hold not_enough_free_gpus",
     }
-    assert story(filled) == {
-        "first": "start n0:2",
-        "slim": "start n0:3",
-        "wide": "hold not_enough_free_gpus",
-    }
+    assert story(filled) == {"first": "start n0:2", "slim": "start n0:3", "wide": "hold not_enough_free_gpus"}
 
 
 def test_fifo_never_preempts_and_can_run_jobs_at_their_widest() -> None:

@@ -5,11 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from services.core.profiles.goodput import (
-    StepTable,
-    batch_gain,
-    statistical_efficiency,
-)
+from services.core.profiles.goodput import StepTable, batch_gain, statistical_efficiency
 
 
 def test_efficiency_is_one_at_the_base_batch_and_half_at_the_noise_scale_beyond_it() -> None:

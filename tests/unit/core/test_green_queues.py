@@ -52,10 +52,7 @@ def test_the_lower_queue_is_ordered_by_footprint_over_degradation() -> None:
 
 @pytest.mark.parametrize(("now_hour", "order"), [(0, "hl"), (12, "lh")])
 def test_high_power_jobs_run_in_green_hours(now_hour: int, order: str) -> None:
-    jobs = [
-        a_job("h", gpus=1, carbon_gco2=120, gpu_power_w=350),
-        a_job("l", gpus=1, carbon_gco2=100, gpu_power_w=150),
-    ]
+    jobs = [a_job("h", gpus=1, carbon_gco2=120, gpu_power_w=350), a_job("l", gpus=1, carbon_gco2=100, gpu_power_w=150)]
     curve = hourly_curve([100] * 12 + [300] * 24, start_s=NOON_S - now_hour * 3600)
 
     snapshot = a_snapshot(jobs, curve=curve)

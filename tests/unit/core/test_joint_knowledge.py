@@ -182,11 +182,7 @@ def test_the_intensity_at_a_quantile_lies_between_the_middle_and_the_decile() ->
 
 @pytest.mark.parametrize(
     ("by", "parameters", "waits"),
-    [
-        (150.0, {}, True),
-        (150.0, {"intensity_quantile": 0.9}, False),
-        (20.0, {"intensity_quantile": 0.9}, True),
-    ],
+    [(150.0, {}, True), (150.0, {"intensity_quantile": 0.9}, False), (20.0, {"intensity_quantile": 0.9}, True)],
     ids=["the middle counts", "not sure to be greener", "sure enough"],
 )
 def test_jobs_wait_only_for_hours_that_are_sure_enough(by: float, parameters: dict[str, object], waits: bool) -> None:

@@ -76,10 +76,7 @@ def test_memory_is_stored_as_releases_read_it() -> None:
     policy = build_policy("powerflow", {})
     stored = {"targets": {"a": 2}, "measured": {"b": 1_700_000_060.0}, "profiled": {"a": [1, 2]}, "correction": 1.1}
     memory = PowerflowMemory(
-        targets={JobId("a"): 2},
-        measured={JobId("b"): 1_700_000_060.0},
-        profiled={JobId("a"): (1, 2)},
-        correction=1.1,
+        targets={JobId("a"): 2}, measured={JobId("b"): 1_700_000_060.0}, profiled={JobId("a"): (1, 2)}, correction=1.1
     )
 
     assert json.loads(json.dumps(policy.dump(memory))) == stored

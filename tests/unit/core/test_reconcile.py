@@ -265,11 +265,7 @@ def test_a_full_cluster_says_so_without_looking_further() -> None:
 
     plan = plan_for(a_snapshot(jobs, quota={"c": 0}), [("a", 1), ("b", 1), ("c", 1)], NEVER)
 
-    assert story(plan) == {
-        "a": "hold not_enough_free_gpus",
-        "b": "hold no_eligible_node",
-        "c": "hold tenant_quota",
-    }
+    assert story(plan) == {"a": "hold not_enough_free_gpus", "b": "hold no_eligible_node", "c": "hold tenant_quota"}
 
 
 def test_a_gang_the_placer_declines_waits_and_keeps_its_claim() -> None:

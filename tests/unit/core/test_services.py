@@ -191,8 +191,7 @@ def test_a_limit_is_for_all_gpus_and_left_to_jobs_less_what_services_draw() -> N
 
 
 @pytest.mark.parametrize(
-    ("shares", "complaint"),
-    [((("n0", (0,)), ("n1", (0,))), "on one node"), ((("n0", (0, 1)),), "may not run on n0")],
+    ("shares", "complaint"), [((("n0", (0,)), ("n1", (0,))), "on one node"), ((("n0", (0, 1)),), "may not run on n0")]
 )
 def test_a_service_is_checked_to_be_where_it_may(
     shares: tuple[tuple[str, tuple[int, ...]], ...], complaint: str

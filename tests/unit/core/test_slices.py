@@ -79,21 +79,12 @@ def test_a_slice_counts_as_a_gpu_of_its_tenants_quota() -> None:
 
     found = planned(snapshot)
 
-    assert found == {
-        "a": "start n0:1048",
-        "b": f"hold {Reason.TENANT_QUOTA}",
-        "c": f"hold {Reason.TENANT_QUOTA}",
-    }
+    assert found == {"a": "start n0:1048", "b": f"hold {Reason.TENANT_QUOTA}", "c": f"hold {Reason.TENANT_QUOTA}"}
 
 
 @pytest.mark.parametrize(
     ("devices", "said"),
-    [
-        ((1_028,), "may not run"),
-        ((1_024, 1_028), "cannot have 2 GPUs"),
-        ((0,), "may not run"),
-        ((1_032,), "not free"),
-    ],
+    [((1_028,), "may not run"), ((1_024, 1_028), "cannot have 2 GPUs"), ((0,), "may not run"), ((1_032,), "not free")],
 )
 def test_a_plan_that_gives_a_job_another_slice_is_refused(devices: tuple[int, ...], said: str) -> None:
     units = [unit(0, 0, 3), unit(0, 4, 2), unit(1, 0, 3, free=False)]

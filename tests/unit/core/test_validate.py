@@ -7,16 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from services.core.cycle.plan import (
-    Action,
-    Hold,
-    Plan,
-    PowerNode,
-    Preempt,
-    ProfileControls,
-    SetControl,
-    Start,
-)
+from services.core.cycle.plan import Action, Hold, Plan, PowerNode, Preempt, ProfileControls, SetControl, Start
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.snapshot import Phase, Snapshot
 from services.core.cycle.validate import check_plan

@@ -156,12 +156,7 @@ def test_a_job_goes_on_unless_both_its_nodes_grid_and_that_of_all_it_may_use_are
         assert expected_start_s(snapshot, first, left_s, due_s).tolist() == [NOON_S + 2 * HOUR_S]
 
 
-@pytest.mark.parametrize(
-    ("policy", "parameters"),
-    [
-        ("green", {"slack_s": 12 * HOUR_S}),
-    ],
-)
+@pytest.mark.parametrize(("policy", "parameters"), [("green", {"slack_s": 12 * HOUR_S})])
 def test_jobs_in_two_zones_end_and_none_is_stopped_and_started_all_the_time(
     policy: str, parameters: dict[str, object]
 ) -> None:

@@ -323,9 +323,7 @@ ALIKE_STANDS = st.builds(Stand, RATES, st.sampled_from(["a", "b"]), st.sampled_f
     st.sampled_from([{}, {"b": 0.3}, {"a": 0.1, "b": 0.1}]),
 )
 def test_the_quick_choice_is_the_plain_one_whatever_happened_before(
-    servers: list[Stand],
-    steps: list[tuple[Work, float, float, bool, bool]],
-    away_s: dict[str, float],
+    servers: list[Stand], steps: list[tuple[Work, float, float, bool, bool]], away_s: dict[str, float]
 ) -> None:
     now_s, given_all = 0.0, list[tuple[Stand, Given]]()
     for work, pause_s, limit_s, ends, tells in steps:

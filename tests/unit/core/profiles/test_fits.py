@@ -53,10 +53,7 @@ def test_noise_is_averaged_out_and_owned_up_to(seed: int) -> None:
 
 
 @settings(max_examples=25, deadline=None)
-@given(
-    st.tuples(*[st.floats(0.001, 0.05)] * 2, st.floats(1e-5, 1e-3), st.floats(0.1, 10)),
-    st.floats(1, 4),
-)
+@given(st.tuples(*[st.floats(0.001, 0.05)] * 2, st.floats(1e-5, 1e-3), st.floats(0.1, 10)), st.floats(1, 4))
 @example((0.05, 0.001, 1e-4, 0.1), 4.0)  # reading is the floor: from elsewhere the fit ends 0.7 % off
 def test_whatever_one_gpu_does_is_found(parts: tuple[float, float, float, float], gamma: float) -> None:
     alpha_io, alpha_grad, beta, kappa = parts
