@@ -95,9 +95,7 @@ RESULT = {
     },
     "plan": {
         **{"status": "optimal", "solver": "highs", "partition": "a", "emissions_kg": 0.25, "energy_kwh": 0.9},
-        "instances": [
-            {"location": "germany", "request_class": "SS", "mode": "one-gpu", "count": 2, "power_w": 250.0},
-        ],
+        "instances": [{"location": "germany", "request_class": "SS", "mode": "one-gpu", "count": 2, "power_w": 250.0}],
         "starts": [{"location": "germany", "mode": "one-gpu", "count": 2}],
     },
 }
@@ -233,17 +231,23 @@ def test_a_log_is_reported_and_again_it_counts_once(wattshift: Any, database_url
     assert "101 requests in 1.39 h" in wattshift("report", "logged", str(packed), "--source", "another")
 
 
+HEAD = b"arrived_at,input_tokens,output_tokens\n"
+
+
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("name", "content", "says"),
     [
-        (gzip.compress(b"arrived_at,input_tokens,output_tokens\n")[:-9], "is not readable text"),
-        (b"arrived_at,input_tokens,output_tokens\n", "has no requests"),
-        (gzip.compress(b"arrived_at,input_tokens,output_tokens\n1,1,x\n"), "line 2"),
+        ("cut short.gz", gzip.compress(HEAD)[:-9], "is not readable text"),
+        ("not compressed.gz", HEAD, "has no requests"),
+        ("no number.gz", gzip.compress(HEAD + b"1,1,x\n"), "line 2"),
+        ("no column", b"arrived_at,input_tokens\n1,2\n", "no column 'output_tokens'"),
+        ("no time", HEAD + b"2026-11-20,1,1\n2026-11-20,x,1\n", "line 3"),
+        ("no line", HEAD, "has no requests"),
+        ("no cell", HEAD + b"1,1\n", "line 2"),
     ],
-    ids=["cut short", "not compressed", "no number"],
 )
-def test_a_compressed_log_that_is_none_is_refused(wattshift: Any, tmp_path: Path, content: bytes, says: str) -> None:
-    log = tmp_path / "log.csv.gz"
+def test_a_log_that_is_none_is_refused(wattshift: Any, tmp_path: Path, name: str, content: bytes, says: str) -> None:
+    log = tmp_path / name
     log.write_bytes(content)
     with pytest.raises(CliError, match=says) as refused:
         wattshift("report", "logged", str(log))
@@ -256,23 +260,6 @@ def test_a_spec_with_what_is_no_finite_number_is_one_line(wattshift: Any, tmp_pa
     file.write_text(f'{{"places": [{{"name": "a"}}, {{"price_per_kwh": {number}}}]}}')
     with pytest.raises(CliError, match=r"nan\.json: places\.1\.price_per_kwh: must be a finite number, not (nan|inf)$"):
         wattshift("set", "numbers", str(file))
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("arrived_at,input_tokens\n1,2\n", "no column 'output_tokens'"),
-        ("arrived_at,input_tokens,output_tokens\n2026-11-20,1,1\n2026-11-20,x,1\n", "line 3"),
-        ("arrived_at,input_tokens,output_tokens\n", "has no requests"),
-        ("arrived_at,input_tokens,output_tokens\n1,1\n", "line 2"),
-    ],
-)
-def test_a_log_that_is_none_is_refused(wattshift: Any, tmp_path: Path, text: str, says: str) -> None:
-    log = tmp_path / "log.csv"
-    log.write_text(text)
-    with pytest.raises(CliError, match=says) as refused:
-        wattshift("report", "logged", str(log))
-    assert refused.value.exit_code == EXIT_USAGE
 
 
 def test_refusals_have_exit_codes(wattshift: Any, tmp_path: Path) -> None:

@@ -172,22 +172,13 @@ def test_a_program_that_never_asks_ends_as_always() -> None:
     assert run("job.progress(1); stop()").returncode == -15
 
 
-def test_a_handler_that_was_there_before_is_called_too() -> None:
-    done = run(
-        "signal.signal(signal.SIGTERM, lambda *_: print('mine'))\n"
-        "job.should_checkpoint(); stop(); print(job.should_checkpoint())"
-    )
+@pytest.mark.parametrize(
+    ("begin", "said"), [("job.should_checkpoint()", ["mine", "True"]), ("job.notice_stop(replace=True)", ["True"])]
+)
+def test_a_handler_that_was_there_before_is_called_too_unless_it_is_replaced(begin: str, said: list[str]) -> None:
+    mine = "signal.signal(signal.SIGTERM, lambda *_: print('mine'))"
 
-    assert done.stdout.split() == ["mine", "True"]
-
-
-def test_a_handler_can_be_replaced() -> None:
-    done = run(
-        "signal.signal(signal.SIGTERM, lambda *_: print('mine'))\n"
-        "job.notice_stop(replace=True); stop(); print(job.should_checkpoint())"
-    )
-
-    assert done.stdout.split() == ["True"]
+    assert run(f"{mine}\n{begin}; stop(); print(job.should_checkpoint())").stdout.split() == said
 
 
 def test_a_forked_child_ends_by_sigterm_unless_it_asks_itself() -> None:

@@ -36,11 +36,7 @@ def small_models(draw: st.DrawFn, *, integer: bool = True) -> LinearModel:
     spans = np.array(draw(st.lists(st.integers(0, 3), min_size=n, max_size=n)), dtype=np.float64)
     builder = ModelBuilder()
     x = builder.add_variables(
-        n,
-        lower=lower,
-        upper=lower + spans,
-        cost=draw(st.lists(numbers, min_size=n, max_size=n)),
-        integer=integer,
+        n, lower=lower, upper=lower + spans, cost=draw(st.lists(numbers, min_size=n, max_size=n)), integer=integer
     )
     for _ in range(m):
         coefficients = draw(st.lists(numbers, min_size=n, max_size=n))
@@ -186,25 +182,20 @@ def test_gurobi_gives_way_to_highs_beyond_its_licence(capfd: pytest.CaptureFixtu
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_missing_gurobi_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "gurobipy", None)
+@pytest.mark.parametrize(
+    ("package", "backend", "note"),
+    [
+        ("gurobipy", Backend.GUROBI, "Gurobi is not installed (the extra `solvers`), so HiGHS solved it"),
+        ("pulp", Backend.CBC, "the extra `solvers`"),
+    ],
+)
+def test_a_missing_solver_is_said(monkeypatch: pytest.MonkeyPatch, package: str, backend: Backend, note: str) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
     builder = ModelBuilder()
     builder.add_variables(1, lower=1, upper=2, cost=1)
-    found = solve(builder.build(), Backend.GUROBI)
-    assert (found.solver, found.objective, found.note) == (
-        Backend.HIGHS,
-        1,
-        "Gurobi is not installed (the extra `solvers`), so HiGHS solved it",
-    )
-
-
-def test_a_missing_pulp_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pulp", None)
-    builder = ModelBuilder()
-    builder.add_variables(1, lower=1, upper=2, cost=1)
-    found = solve(builder.build(), Backend.CBC)
+    found = solve(builder.build(), backend)
     assert (found.solver, found.objective) == (Backend.HIGHS, 1)
-    assert "the extra `solvers`" in found.note
+    assert note in found.note
 
 
 @pytest.mark.parametrize(
