@@ -8,8 +8,9 @@ the text around it is by hand.
 ===================== ==============================================================================================
 ``powerflow-points``  every policy's points on the day, means over seeds
 ``powerflow-day``     PowerFlow's points, and each baseline against it at equal energy and at equal time, by seed
+``...-split``         both with the batch of a job split over its GPUs, as in the paper
 ``sensitivity``       section 6.4: completion times at the energy of the two baselines with Zeus
-``sensitivity-split`` the same with the batch of a job split over its GPUs
+``sensitivity-split`` that with the batch split
 ``powerflow-afs``     AFS without lengths, and PowerFlow without measuring, against each other
 ``marginal``          by what GPUs and power are given out (``docs/powerflow.md``)
 ===================== ==============================================================================================
@@ -39,6 +40,7 @@ SENSITIVITY, SPLIT = "powerflow-sensitivity", "powerflow-sensitivity-split"
 AFS, MARGINAL = "powerflow-afs", "powerflow-marginal"
 UNKNOWN, UNMEASURED = "lengths unknown", "nothing measured"
 ON, OFF = "all nodes on", "unused nodes powered down"
+KEPT_PER_GPU, KEPT_IN_ALL = "day", "day, batch split"
 
 
 @dataclass(frozen=True)
@@ -58,13 +60,15 @@ class Point:
     stops: int
 
 
-def points_of(folder: Path) -> list[Point]:
-    """Return the cells of an experiment as its last run named them, in the order of its file."""
+def points_of(folder: Path, trace: str | None = None) -> list[Point]:
+    """Return the cells of an experiment, or of one of its traces, as its last run named them."""
     index = json.loads((folder / "index.json").read_text(encoding="utf-8"))
     points: list[Point] = []
     for key, *_ in index:
         cell = json.loads((folder / "cells" / f"{key}.json").read_text(encoding="utf-8"))
         inputs, summary = cell["inputs"], cell["summary"]
+        if trace not in (None, inputs["trace"]["label"]):
+            continue
         choice = inputs["choice"]
         given = {**choice["options"], **choice["params"]}
         setting = next((form.format(given[name]) for name, form in SETTINGS.items() if name in given), "default")
@@ -97,13 +101,13 @@ def mean(points: Iterable[Point], of: Callable[[Point], float]) -> float:
     return float(np.mean([of(point) for point in points]))
 
 
-def points_table(results: Path) -> str:
+def points_table(results: Path, trace: str = KEPT_PER_GPU) -> str:
     """Return the baselines' points: a row per setting, a column per policy and per what becomes of unused nodes."""
     shown = [(name, policy) for name in (DAY, DOWN) for policy in ("gandiva", "las", "afs")]
     cells: dict[tuple[str, str, str], list[Point]] = defaultdict(list)
     settings: dict[str, None] = {}
     for name in (DAY, DOWN):
-        for point in points_of(results / name):
+        for point in points_of(results / name, trace):
             if point.policy != OURS:
                 bare = next(part for part in ("gandiva", "las", "afs") if part in point.policy)
                 setting = f"Zeus, {point.setting}" if "zeus" in point.policy else point.setting
@@ -121,9 +125,9 @@ def points_table(results: Path) -> str:
     return rows_of(head, rows)
 
 
-def day_table(results: Path) -> str:
+def day_table(results: Path, trace: str = KEPT_PER_GPU) -> str:
     """Return PowerFlow's points, and every baseline against them."""
-    day, down = points_of(results / DAY), points_of(results / DOWN)
+    day, down = points_of(results / DAY, trace), points_of(results / DOWN, trace)
     ours: dict[str, list[Point]] = defaultdict(list)
     for point in day:
         if point.policy == OURS:
@@ -280,6 +284,8 @@ def marginal_table(results: Path) -> str:
 TABLES: dict[str, tuple[Callable[[Path], str], tuple[str, ...]]] = {
     "powerflow-points": (points_table, (DAY, DOWN)),
     "powerflow-day": (day_table, (DAY, DOWN)),
+    "powerflow-points-split": (partial(points_table, trace=KEPT_IN_ALL), (DAY, DOWN)),
+    "powerflow-day-split": (partial(day_table, trace=KEPT_IN_ALL), (DAY, DOWN)),
     "sensitivity": (partial(sensitivity_table, SENSITIVITY), (SENSITIVITY,)),
     "sensitivity-split": (partial(sensitivity_table, SPLIT), (SPLIT,)),
     "powerflow-afs": (afs_table, (AFS,)),

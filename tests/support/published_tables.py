@@ -382,12 +382,20 @@ SERVING = [
 # PowerFlow
 
 
-def of_day(experiment: str, table: Callable[[Path], str], labels: tuple[str, ...], seeds: tuple[int, ...]) -> str:
-    """Return a table of some of an experiment's cells."""
+def split(make: Callable[..., str], label: str) -> str:
+    """Return a table of one policy on the day with the batch of a job split over its GPUs."""
+    trace = powerflow_day.KEPT_IN_ALL
+    return of_day(powerflow_day.DAY, partial(make, trace=trace), (label,), (1, 2, 3), trace)
+
+
+def of_day(
+    experiment: str, table: Callable[[Path], str], labels: tuple[str, ...], seeds: tuple[int, ...], trace: str = ""
+) -> str:
+    """Return a table of some of an experiment's cells, those of one of its traces."""
     with TemporaryDirectory() as folder:
         for name in (powerflow_day.DAY, powerflow_day.DOWN):
             keep(Path(folder) / name, [])
-        keep(Path(folder) / experiment, [ran(experiment, label, seed=seed) for label in labels for seed in seeds])
+        keep(Path(folder) / experiment, [ran(experiment, label, trace, seed) for label in labels for seed in seeds])
         return table(Path(folder))
 
 
@@ -469,6 +477,13 @@ POWERFLOW = [
         lambda: of_day(powerflow_day.DAY, powerflow_day.points_table, ("las, 118 W",), (1, 2, 3)),
         ("118 W",),
         "las, all nodes on",
+    ),
+    *(
+        Again("powerflow", f"{table}-split", lambda make=make, label=label: split(make, label), (row,), head)
+        for table, make, label, row, head in (
+            ("powerflow-day", powerflow_day.day_table, "powerflow, eta 1.0", "powerflow, eta 1.0 |", ""),
+            ("powerflow-points", powerflow_day.points_table, "afs, 179 W", "179 W", "afs, all nodes on"),
+        )
     ),
     Again("powerflow", "powerflow-afs", afs, ("day",), "AFS"),
     *(Again("powerflow", "fitted", fitted, ("eta 0.7, each kind",), head) for head in ("mean JCT", "energy", "stops")),
