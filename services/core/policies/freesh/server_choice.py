@@ -381,20 +381,30 @@ def choose_server(
     read_s = even([each.read_s for each in all_costs])
     token_s = even([each.token_s for each in all_costs])
     may_be_cached = bool(work.blocks) or work.session is not None
+    place_s = [pace_s / each.limit for each, pace_s in zip(servers, token_s, strict=True)]
+    full_s = [costs.load_tokens * s for costs, s in zip(all_costs, place_s, strict=True)]  # of work held, per place
+    spare, least_s = BALANCE_REQUESTS * work.tokens, dict[tuple[float, float], float]()
     most, is_in_time = inf, False
     best_s, best = inf, -1
-    for at in _balanced(servers, all_costs, carbon, away_s, token_s, work):  # the cleanest first
-        if carbon[at] > most:
+    for at in sorted(range(len(servers)), key=carbon.__getitem__):  # the cleanest first
+        adds, away = carbon[at], away_s[at]
+        if adds > most:
             break
+        floor_s = least_s.get((adds, away))
+        if floor_s is None:
+            floor_s = min([s for s, c, d in zip(full_s, carbon, away_s, strict=True) if c <= adds and d <= away])
+            least_s[adds, away] = floor_s = (1.0 + BALANCE_SHARE) * floor_s
+        if full_s[at] > floor_s + spare * place_s[at]:
+            continue  # much fuller than one that is no dirtier and no farther
         costs = all_costs[at]
         cached = costs.cached_tokens(work) if may_be_cached else 0
-        own_s = end_s = away_s[at] + costs.end_s(work, now_s, cached)
+        own_s = end_s = away + costs.end_s(work, now_s, cached)
         if read_s[at] != costs.read_s or token_s[at] != costs.token_s:
-            end_s = away_s[at] + costs.end_s(work, now_s, cached, read_s[at], token_s[at])
+            end_s = away + costs.end_s(work, now_s, cached, read_s[at], token_s[at])
         if own_s <= limit_s:
             if not is_in_time:
                 is_in_time, best_s, best = True, inf, -1
-                most = carbon[at] + ALIKE * abs(carbon[at]) if carbon[at] < inf else inf
+                most = adds + ALIKE * abs(adds) if adds < inf else inf
         elif is_in_time:
             continue
         if end_s < best_s or best < 0 or (end_s == best_s and at < best):
@@ -407,36 +417,3 @@ def even(paces_s: Sequence[float]) -> Sequence[float]:
     fastest = min(paces_s)
     most = (1.0 + ALIKE_PACE) * fastest
     return [fastest if each <= most else each for each in paces_s]
-
-
-def _balanced(
-    servers: Sequence[Server],
-    all_costs: Sequence[ServerCosts],
-    carbon: Sequence[float],
-    away_s: Sequence[float],
-    token_s: Sequence[float],
-    work: Work,
-) -> list[int]:
-    """Return the indices of servers not much fuller than one that is no dirtier and no farther, cleanest first.
-
-    Fullness is the seconds of work held, per place for a request.
-    """
-    count = len(servers)
-    place_s = [pace_s / each.limit for each, pace_s in zip(servers, token_s, strict=True)]
-    full_s = [costs.load_tokens * s for costs, s in zip(all_costs, place_s, strict=True)]
-    spare, more = BALANCE_REQUESTS * work.tokens, 1.0 + BALANCE_SHARE
-    if carbon.count(carbon[0]) == count and away_s.count(away_s[0]) == count:
-        floor_s = more * min(full_s)
-        return [at for at, full in enumerate(full_s) if full <= floor_s + spare * place_s[at]]
-    keys = list(zip(carbon, away_s, strict=True))
-    least: dict[tuple[float, float], float] = {}
-    for key, full in zip(keys, full_s, strict=True):
-        if full < least.get(key, inf):
-            least[key] = full
-    by_away: dict[float, float] = {}  # of those as clean or cleaner, the least full by distance
-    for key in sorted(least):
-        by_away[key[1]] = min(least[key], by_away.get(key[1], inf))
-        least[key] = min([full for away, full in by_away.items() if away <= key[1]])
-    found = [at for at, full in enumerate(full_s) if full <= more * least[keys[at]] + spare * place_s[at]]
-    found.sort(key=carbon.__getitem__)
-    return found
