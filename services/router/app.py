@@ -10,6 +10,7 @@ import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from importlib import import_module
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -374,6 +375,8 @@ def run_worker(
     listening = sockets or [listen(settings.host, settings.port, shared=settings.workers > 1)]
     say_what_is_trusted(settings, listening, settings.host, settings.port)
     router = Router(settings, name, None if metrics is None else MetricsFolder(metrics))
+    if settings.picker_port is not None:
+        import_module("services.router.picking.picker")
     gc.collect()
     gc.freeze()  # what is loaded by now stays: no collection looks through it again
     gc.set_threshold(YOUNG)

@@ -71,7 +71,7 @@ class Connection(asyncio.Protocol):
     def __init__(self, origin: Origin, loop: asyncio.AbstractEventLoop) -> None:
         self.origin, self._loop = origin, loop
         self._transport: asyncio.Transport | None = None
-        self._parser = httptools.HttpResponseParser(self)
+        self._parser: httptools.HttpResponseParser
         self._waiter: asyncio.Future[None] | None = None
         self.error: UpstreamError | None = None
         self.on_over: Callable[[], object] | None = None
@@ -97,6 +97,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        self._parser = httptools.HttpResponseParser(self)
         found = transport.get_extra_info("socket")
         if found is not None:
             found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -309,7 +310,8 @@ class Origin:
         self.port = parts.port or (443 if self.is_tls else 80)
         self.path = parts.path.rstrip("/").encode()
         named = f"[{self.host}]" if ":" in self.host else self.host
-        self.authority = (named if parts.port is None else f"{named}:{self.port}").encode()
+        self.name = named if parts.port is None else f"{named}:{self.port}"
+        self.authority = self.name.encode()
         self.networks = networks
         self.idle: list[Connection] = []
         self.busy: set[Connection] = set()

@@ -81,6 +81,7 @@ class Picker:
         carried = _Carried(context, said, await self._key())
         await self._app(carried.scope, carried.receive, carried.send)
         await carried.hear_out()
+        vars(carried).clear()  # its scope and its connection refer to it: what they hold needs no collection of garbage
 
     async def _key(self) -> bytes | None:
         if self._key_file is None:

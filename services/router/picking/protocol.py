@@ -108,7 +108,8 @@ def at_once(status: int, headers: Iterable[Header], content: bytes) -> Any:
 
 
 def _change(mutation: Any, headers: Iterable[Header], dropped: Iterable[bytes]) -> None:
+    add = mutation.set_headers.add
     for name, value in headers:
-        option = mutation.set_headers.add(append_action=_OVERWRITE)
-        option.header.key, option.header.raw_value = name.decode("latin-1"), value
-    mutation.remove_headers.extend(name.decode("latin-1") for name in dropped)
+        header = add(append_action=_OVERWRITE).header
+        header.key, header.raw_value = name.decode("latin-1"), value
+    mutation.remove_headers.extend([name.decode("latin-1") for name in dropped])
