@@ -96,11 +96,10 @@ class _Formatter(logging.Formatter):
     def line(
         self, at_s: float, level: int, event: str, fields: dict[str, Any], trace: str, known: Known | None = None
     ) -> str:
-        ids: dict[str, Any] = {"request_id": request_id} if (request_id := traces.request_id()) else {}
+        if request_id := traces.request_id():
+            fields = {**fields, "request_id": request_id}
         if (trace_id := traces.trace_id()) is not None:
-            ids["trace_id"] = trace_id
-        if ids:
-            fields = fields | ids
+            fields = {**fields, "trace_id": trace_id}
         second = int(at_s)
         moment = f"{_shown(second)}.{int((at_s - second) * 1000):03d}"
         if self._as_json:

@@ -105,8 +105,8 @@ def begin_request(request_id: str, traceparent: bytes | None) -> None:
     """Make what follows in this task part of a request, and of the trace that its client named, and of no other."""
     _request.set(request_id)
     if _tracer is None:
-        text = (traceparent or b"").decode("latin-1")
-        _trace.set(text if TRACEPARENT.fullmatch(text) else None)
+        text = None if traceparent is None else traceparent.decode("latin-1")
+        _trace.set(text if text is not None and TRACEPARENT.fullmatch(text) else None)
 
 
 def passed_on() -> dict[str, str]:

@@ -91,8 +91,7 @@ class Outcomes:
         e2e_s = time.monotonic() - turn.received.at_s
         metrics.e2e.observe(labels, e2e_s)
         metrics.wait.observe(labels, turn.wait_s)
-        spec = server.origin.authority.decode("latin-1")
-        place = (turn.model, turn.received.kind.operation, spec, server.location)
+        place = (turn.model, turn.received.kind.operation, server.origin.name, server.location)
         metrics.gen_ai_duration.observe((*place, "" if status == 200 else str(status)), e2e_s)
         if status == 200:
             if turn.first_s:
@@ -152,10 +151,9 @@ class AnswerPasser:
             detail = content[:500].decode(errors="replace").strip() or "The model server refused the request."
             content = openai.error_body(connection.status, "upstream_error", detail, None, kind.errors)
             passed = _passed(turn, connection)
-            headers = [JSON, *(each for each in passed if not each[0].startswith(b"content-")), *_location(server)]
+            headers = [JSON, *(each for each in passed if not each[0].startswith(b"content-")), *server.stated]
         else:
-            headers = _passed(turn, connection)
-            headers += _location(server)
+            headers = [*_passed(turn, connection), *server.stated]
         if connection.status == 200:
             headers += footprint.headers()
             if turn.received.asked.is_flex and is_plain:
@@ -182,8 +180,7 @@ class AnswerPasser:
             UpstreamError: It broke off. If the answer had begun, the client was told so by its last event.
         """
         received, exchange = turn.received, turn.received.exchange
-        headers = _passed(turn, connection)
-        headers += [(b"cache-control", b"no-cache"), UNBUFFERED, *_location(server)]
+        headers = [*_passed(turn, connection), (b"cache-control", b"no-cache"), UNBUFFERED, *server.stated]
         if turn.model != received.asked.name:
             headers.append((b"x-wattshift-model", turn.model.encode()))
 
@@ -262,9 +259,9 @@ def passes_as_it_comes(turn: Turn, connection: Connection) -> bool:
 def _passed(turn: Turn, connection: Connection) -> list[Header]:
     """Return the headers of an answer that pass to the client; limits of its key come before those of the server."""
     passed = [each for each in connection.headers if each[0].startswith(PASSED_OUT)]
-    if any(name.startswith(LIMITS) for name, _ in turn.received.exchange.extra):
-        return [each for each in passed if not each[0].startswith(LIMITS)]
-    return passed
+    others = [each for each in passed if not each[0].startswith(LIMITS)]
+    has_own = len(others) < len(passed) and any(name.startswith(LIMITS) for name, _ in turn.received.exchange.extra)
+    return others if has_own else passed
 
 
 def _names(turn: Turn, server: Server) -> Renamed:
@@ -316,13 +313,6 @@ def _content_type(headers: list[Header]) -> bytes:
         if name == b"content-type":
             return value
     return b""
-
-
-def _location(server: Server) -> list[Header]:
-    location = (b"x-wattshift-location", server.location.encode())
-    if server.accuracy_pct is None:
-        return [location]
-    return [location, (b"x-wattshift-accuracy", b"%g" % server.accuracy_pct)]
 
 
 def _may_be_json(content: bytes, kind: Kind) -> bool:

@@ -12,6 +12,7 @@ from services.contracts.identity import Identity
 from services.contracts.routing import RoutedApp, RoutedAppServer, RoutedPool, RoutedServer, RoutingTable, may_use
 from services.core.domain.units import J_PER_KWH
 from services.core.policies.freesh.server_choice import ServerCosts, energy_profile
+from services.kit.edge.exchange import Header
 from services.kit.networks import Network
 from services.router.breaker import Breaker
 from services.router.streams import Footprint
@@ -38,13 +39,14 @@ class Server:
         gco2_per_kwh: Intensity of its grid now, PUE included; None if unknown.
         tells_load: Whether it reported its load when it was last asked.
         accuracy_pct: Accuracy of its variant of the model; None where all servers are alike.
+        stated: Headers by which its answers say where it is, and how accurate.
         spare: Tokens of each request that it holds because others left room; those yield to others (``lanes``).
     """
 
     __slots__ = (
         *("_refused", "_share_at_s", "accuracy_pct", "breaker", "costs", "energy", "gco2_per_kwh", "held"),
         *("held_elsewhere", "id", "instance", "lanes", "limit", "location", "origin", "share_s", "spare", "spec"),
-        *("tells_load", "was_key_asked_for"),
+        *("stated", "tells_load", "was_key_asked_for"),
     )
 
     def __init__(
@@ -79,6 +81,9 @@ class Server:
         self.spec: RoutedServer = spec
         self.location = spec.location
         self.accuracy_pct = spec.accuracy_pct
+        self.stated: tuple[Header, ...] = ((b"x-wattshift-location", spec.location.encode()),)
+        if spec.accuracy_pct is not None:
+            self.stated += ((b"x-wattshift-accuracy", b"%g" % spec.accuracy_pct),)
         self.gco2_per_kwh = None if spec.gco2_per_kwh is None else spec.pue * spec.gco2_per_kwh
         times_s = _profile_s(spec)
         self.energy = energy_profile(spec.full_power_w, spec.idle_w, spec.max_qps, spec.latency_s, *times_s)

@@ -49,8 +49,11 @@ class Counter:
         self.values: dict[Labels, float] = {}
 
     def add(self, labels: Labels, amount: float = 1.0) -> None:
-        self.values[labels] = self.values.get(labels, 0.0) + amount
-        _forget_oldest(self.values)
+        if labels in self.values:
+            self.values[labels] += amount
+        else:
+            self.values[labels] = amount + 0.0
+            _forget_oldest(self.values)
 
     def amounts(self) -> list[Amounts]:
         return [(labels, [value]) for labels, value in self.values.items()]

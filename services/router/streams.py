@@ -30,27 +30,23 @@ class Footprint:
     carbon_gco2: float | None
     location: str
 
-    def fields(self) -> list[tuple[str, str]]:
-        """Return the known values, as names and texts."""
-        found: list[tuple[str, str]] = []
-        if self.carbon_gco2 is not None and math.isfinite(self.carbon_gco2):
-            found.append(("gco2", f"{self.carbon_gco2:.6g}"))
-        if self.energy_j is not None and math.isfinite(self.energy_j):
-            found.append(("wh", f"{self.energy_j / J_PER_WH:.6g}"))
-        return found
-
     def headers(self) -> list[Header]:
-        """Return energy and emissions as headers."""
-        return [(f"x-wattshift-{name}".encode(), value.encode()) for name, value in self.fields()]
+        """Return energy and emissions as headers, as far as they are known."""
+        found: list[Header] = []
+        if self.carbon_gco2 is not None and math.isfinite(self.carbon_gco2):
+            found.append((b"x-wattshift-gco2", b"%.6g" % self.carbon_gco2))
+        if self.energy_j is not None and math.isfinite(self.energy_j):
+            found.append((b"x-wattshift-wh", b"%.6g" % (self.energy_j / J_PER_WH)))
+        return found
 
     def comment(self) -> bytes:
         """Return all of it as a comment line of a stream."""
-        parts = [f"x-wattshift-{name}={value}" for name, value in (*self.fields(), ("location", self.location))]
-        return f": {' '.join(parts)}\n\n".encode()
+        parts = [*self.headers(), (b"x-wattshift-location", self.location.encode())]
+        return b": %s\n\n" % b" ".join([b"%s=%s" % each for each in parts])
 
     def member(self) -> bytes:
         """Return all of it as a member of a JSON object."""
-        values = {name: float(value) for name, value in self.fields()}
+        values = {name.decode().removeprefix("x-wattshift-"): float(value) for name, value in self.headers()}
         return b'"wattshift":' + orjson.dumps({**values, "location": self.location})
 
 

@@ -18,6 +18,7 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, chain
 
 from services.core.domain.errors import DomainError
 
@@ -138,16 +139,11 @@ def input_bucket(input_tokens: int) -> int:
 def _shares(context: _Context, parent: array[float] | None) -> array[float]:
     """Return the cumulative shares of a context's bins, with those of the more general context as prior."""
     weight = PRIOR_WEIGHT * context.unit if parent is not None else 0.0
-    scale = 1.0 / (context.total + weight)
-    found = array("d")
-    below = before = 0.0
-    for at, count in enumerate(context.counts):
-        if parent is not None:
-            count += weight * (parent[at] - before)
-            before = parent[at]
-        below += count * scale
-        found.append(below)
-    return found
+    scale, counts = 1.0 / (context.total + weight), context.counts
+    if parent is not None:
+        bins = zip(counts, parent, chain((0.0,), parent), strict=False)
+        counts = [count + weight * (here - before) for count, here, before in bins]
+    return array("d", accumulate([count * scale for count in counts]))
 
 
 def _quantile(shares: array[float], context: _Context, share: float) -> float:

@@ -95,7 +95,8 @@ async def while_connected(exchange: Exchange, work: Awaitable[T]) -> T:
     Raises:
         ClientGoneError: The client left first.
     """
-    task = asyncio.current_task()
+    loop = asyncio.get_running_loop()
+    task = asyncio.current_task(loop)
     assert task is not None
     is_gone = False
     watching: asyncio.Task[None] | None = None
@@ -111,7 +112,7 @@ async def while_connected(exchange: Exchange, work: Awaitable[T]) -> T:
         nonlocal watching
         watching = asyncio.create_task(watch())
 
-    beginning = asyncio.get_running_loop().call_later(UNWATCHED_S, begin)
+    beginning = loop.call_later(UNWATCHED_S, begin)
     try:
         return await work
     except asyncio.CancelledError:
