@@ -38,7 +38,7 @@ IfMatch = Annotated[str | None, Header(max_length=200, description="The `ETag` t
 @router.get("")
 async def list_pools(query: Paged, caller: Caller, pools: Known) -> serving.PoolList:
     """List pools by name."""
-    return await pools.page(query, caller)
+    return await pools.page(query, caller, serving.PoolList)
 
 
 @router.get("/{pool}")
@@ -158,7 +158,7 @@ KnownApps = Annotated[Apps, from_state("apps")]
 @apps_router.get("/v1/fleets")
 async def list_fleets(query: Paged, caller: Caller, fleets: KnownFleets) -> app_messages.FleetList:
     """List fleets by name."""
-    return await fleets.page(query, caller)
+    return await fleets.page(query, caller, app_messages.FleetList)
 
 
 @apps_router.get("/v1/fleets/{fleet}")
@@ -221,7 +221,7 @@ async def apply_fleet_plan(
 @apps_router.get("/v1/apps")
 async def list_apps(query: Paged, caller: Caller, apps: KnownApps) -> app_messages.AppList:
     """List applications by name."""
-    return await apps.page(query, caller)
+    return await apps.page(query, caller, app_messages.AppList)
 
 
 @apps_router.get("/v1/apps/{app}")
@@ -292,7 +292,7 @@ Table = Annotated[Routing, from_state("routing")]
 @endpoints_router.get("/v1/endpoints")
 async def list_endpoints(query: Paged, caller: Caller, endpoints: Registered) -> EndpointList:
     """List registered model servers by name."""
-    return await endpoints.page(query, caller)
+    return await endpoints.page(query, caller, EndpointList)
 
 
 @endpoints_router.get("/v1/endpoints/{endpoint}")

@@ -1,4 +1,4 @@
-"""What people name and specify, pools, fleets and applications: read, changed and deleted in one way."""
+"""What people name and specify, pools, fleets, applications and endpoints: read, changed and deleted in one way."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from services.contracts.identity import Identity
 from services.contracts.invalid import NAME_PATTERN
 from services.contracts.queries import PageQuery
+from services.contracts.schema import Page
 from services.kit.problems import conflict
 from services.kit.routes import one_page, read_cursor
 from services.serving.repository import Queries, ServingRepository
@@ -30,33 +31,51 @@ class Record(Protocol):
     def deleted_at(self) -> datetime | None: ...
 
 
+T = TypeVar("T")
 R = TypeVar("R", bound=Record)
 S = TypeVar("S")
+P = TypeVar("P", bound=Page[Any])
 
 
-class Named(Generic[R, S]):
-    """What callers may do with one kind: its rows are ``R``, and callers see them as ``S``."""
-
-    kind: ClassVar[str]  #: Its name in messages
-    when_deleted: ClassVar[str] = "its instances are drained"
+class Listed(Generic[T, S]):
+    """How callers find things of one kind by name: rows are ``T``, and callers see them as ``S``."""
 
     def __init__(self, repository: ServingRepository) -> None:
         self._repository = repository
 
-    def _rows(self, queries: Queries) -> SpecRows[R]:
+    def _rows(self, queries: Queries) -> SpecRows[T]:
         raise NotImplementedError
 
-    async def _show(self, queries: Queries, records: Sequence[R], caller: Identity) -> list[S]:
+    async def _show(self, queries: Queries, records: Sequence[T], caller: Identity) -> list[S]:
         """Return rows as a caller sees them."""
         raise NotImplementedError
-
-    async def _before_deletion(self, queries: Queries, record: R) -> None:
-        """Refuse to delete something, or end what it has under way."""
 
     async def find(self, name: str, caller: Identity) -> S:
         """Return one with its current state; ``ProblemError``: 404 if there is none that the caller may see."""
         async with self._repository.reading() as queries:
             return await self._shown(queries, name, caller)
+
+    async def page(self, query: PageQuery, caller: Identity, into: type[P]) -> P:
+        """Return one page, by name; ``ProblemError``: 422 for an invalid cursor."""
+        after = read_cursor(query.cursor, NAME_PATTERN)
+        async with self._repository.reading() as queries:
+            found = await self._rows(queries).page(after, query.limit + 1, caller)
+            records, cursor = one_page(found, query.limit, lambda each: each.name)
+            return into(items=await self._show(queries, records, caller), next_cursor=cursor)
+
+    async def _shown(self, queries: Queries, name: str, caller: Identity) -> S:
+        (shown,) = await self._show(queries, [await self._rows(queries).find(name, caller)], caller)
+        return shown
+
+
+class Named(Listed[R, S]):
+    """What callers may do with one kind whose specs have revisions, and whose removal takes time."""
+
+    kind: ClassVar[str]  #: Its name in messages
+    when_deleted: ClassVar[str] = "its instances are drained"
+
+    async def _before_deletion(self, queries: Queries, record: R) -> None:
+        """Refuse to delete something, or end what it has under way."""
 
     async def delete(self, name: str, caller: Identity) -> S:
         """Have one removed once nothing of it runs any more; deleting it again changes nothing.
@@ -72,18 +91,6 @@ class Named(Generic[R, S]):
                 await rows.mark_deleted(name)
                 await queries.audit(caller, f"{rows.what}.deleted", name)
             return await self._shown(queries, name, caller)
-
-    async def _shown(self, queries: Queries, name: str, caller: Identity) -> S:
-        (shown,) = await self._show(queries, [await self._rows(queries).find(name, caller)], caller)
-        return shown
-
-    async def _page(self, query: PageQuery, caller: Identity) -> dict[str, Any]:
-        """Return the fields of one page, by name; ``ProblemError``: 422 for an invalid cursor."""
-        async with self._repository.reading() as queries:
-            after = read_cursor(query.cursor, NAME_PATTERN)
-            found = await self._rows(queries).page(after, query.limit + 1, caller)
-            records, cursor = one_page(found, query.limit, lambda each: each.name)
-            return {"items": await self._show(queries, records, caller), "next_cursor": cursor}
 
     async def _locked(self, queries: Queries, name: str, caller: Identity) -> R:
         """Return a locked row; ``ProblemError``: 404 if there is none, 409 for one that is being deleted."""

@@ -3,6 +3,7 @@
 import asyncio
 import ipaddress
 import time
+from collections.abc import Sequence
 from datetime import datetime
 from operator import attrgetter
 from typing import Any
@@ -14,9 +15,7 @@ from services.contracts.carbon import CurrentIntensity
 from services.contracts.clocks import ClockPolicy, ServerClocks
 from services.contracts.codes import ProblemCode
 from services.contracts.identity import Identity
-from services.contracts.invalid import NAME_PATTERN
 from services.contracts.pools import ClassTerms
-from services.contracts.queries import PageQuery
 from services.contracts.routing import UpstreamKey, UpstreamKeys
 from services.contracts.serving import InstanceState, PoolSpec, ServerMode
 from services.core.domain.serving import LatencyLimits
@@ -25,14 +24,15 @@ from services.kit.logging import Log
 from services.kit.networks import is_within, read_networks
 from services.kit.problems import ProblemError, conflict, invalid
 from services.kit.readable import readable
-from services.kit.routes import one_page, read_cursor
 from services.serving.carbon import CarbonZones, Intensities
 from services.serving.fleets.problem import idle_w_of
 from services.serving.instances import read_terms
-from services.serving.repository import ServingRepository
+from services.serving.named import Listed
+from services.serving.repository import Queries, ServingRepository
 from services.serving.repository.apps import AppRecord
 from services.serving.repository.fleets import variant_and_slice
 from services.serving.repository.routing import PoolRow, ServerRow
+from services.serving.repository.specs import SpecRows
 from services.serving.settings import ServingSettings
 
 log = Log(__name__)
@@ -248,13 +248,21 @@ def _foreign(
     )
 
 
-class Endpoints:
+class Endpoints(Listed[routing.Endpoint, routing.Endpoint]):
     """What operators may do with registered endpoints; users see their tenant's."""
 
     def __init__(self, repository: ServingRepository, settings: ServingSettings, zones: CarbonZones) -> None:
-        self._repository = repository
+        super().__init__(repository)
         self._networks = read_networks(settings.endpoint_networks)
         self._zones = zones
+
+    def _rows(self, queries: Queries) -> SpecRows[routing.Endpoint]:
+        return queries.endpoints
+
+    async def _show(
+        self, queries: Queries, records: Sequence[routing.Endpoint], caller: Identity
+    ) -> list[routing.Endpoint]:
+        return [*records]
 
     async def put(self, name: str, spec: routing.EndpointSpec, caller: Identity) -> tuple[routing.Endpoint, bool]:
         """Register an endpoint or replace its spec; return it, and whether it is new.
@@ -285,18 +293,6 @@ class Endpoints:
                 await queries.endpoints.set_spec(name, spec)
                 await queries.audit(caller, "endpoint.changed", name, url=spec.url)
             return await queries.endpoints.find(name), False
-
-    async def find(self, name: str, caller: Identity) -> routing.Endpoint:
-        """Return an endpoint; ``ProblemError``: 404 if there is none that the caller may see."""
-        async with self._repository.reading() as queries:
-            return await queries.endpoints.find(name, caller)
-
-    async def page(self, query: PageQuery, caller: Identity) -> routing.EndpointList:
-        """Return one page of endpoints, by name; ``ProblemError``: 422 for an invalid cursor."""
-        async with self._repository.reading() as queries:
-            found = await queries.endpoints.page(read_cursor(query.cursor, NAME_PATTERN), query.limit + 1, caller)
-        items, cursor = one_page(found, query.limit, lambda endpoint: endpoint.name)
-        return routing.EndpointList(items=items, next_cursor=cursor)
 
     async def remove(self, name: str, caller: Identity) -> routing.Endpoint:
         """Deregister an endpoint; requests that it holds are finished; ``ProblemError``: 404 if there is none."""

@@ -11,7 +11,6 @@ from services.contracts import serving
 from services.contracts.codes import ProblemCode
 from services.contracts.identity import Identity
 from services.contracts.problems import FieldError
-from services.contracts.queries import PageQuery
 from services.kit.problems import ProblemError, conflict
 from services.kit.references import check_start
 from services.kit.routes import one_page, read_cursor
@@ -78,10 +77,6 @@ class Pools(Named[PoolRecord, serving.Pool]):
             pool = await self._locked(queries, name, caller)
             spec = serving.PoolSpec.as_stored({**pool.document, "mode": mode})
             return (await self._set(queries, name, spec, caller, may_be_new=False))[0]
-
-    async def page(self, query: PageQuery, caller: Identity) -> serving.PoolList:
-        """Return one page of pools, by name; ``ProblemError``: 422 for an invalid cursor."""
-        return serving.PoolList(**await self._page(query, caller))
 
     async def _before_deletion(self, queries: Queries, record: PoolRecord) -> None:
         if record.deleted_at is None:

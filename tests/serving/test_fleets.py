@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from services.contracts.apps import AppReportQuery
+from services.contracts.apps import AppList, AppReportQuery, FleetList
 from services.contracts.identity import Identity, Role
 from services.contracts.queries import PageQuery
 from services.kit.problems import ProblemError
@@ -384,8 +384,8 @@ async def test_an_application_needs_a_fleet_with_room(world: FleetWorld, spec: d
     await world.apps.put("first", an_app(fleet="small"), ACME)
     with pytest.raises(ProblemError, match=said):
         await world.apps.put("photos", an_app(**spec), ACME)
-    assert [app.name for app in (await world.apps.page(PageQuery(), ACME)).items] == ["first"]
-    assert [fleet.name for fleet in (await world.fleets.page(PageQuery(), ACME)).items] == ["small"]
+    assert [app.name for app in (await world.apps.page(PageQuery(), ACME, AppList)).items] == ["first"]
+    assert [fleet.name for fleet in (await world.fleets.page(PageQuery(), ACME, FleetList)).items] == ["small"]
 
 
 @pytest.mark.parametrize(
@@ -505,7 +505,7 @@ async def test_a_tenant_sees_of_a_fleet_its_own_applications_alone(world: FleetW
     for caller in (OPERATOR, ACME, other):
         fleet = await world.fleets.find("edge", caller)
         plans = await world.fleets.plans("edge", PageQuery(), caller)
-        (page,) = (await world.fleets.page(PageQuery(), caller)).items
+        (page,) = (await world.fleets.page(PageQuery(), caller, FleetList)).items
         assert fleet.plan is not None
         assert page == fleet
         named = [{each.name for each in plan.applications} for plan in (fleet.plan, plans.items[0])]

@@ -60,10 +60,6 @@ class Fleets(Named[FleetRecord, apps.Fleet]):
         async with self._repository.writing() as queries:
             return await self._set(queries, name, spec, caller)
 
-    async def page(self, query: PageQuery, caller: Identity) -> apps.FleetList:
-        """Return one page of fleets, by name; ``ProblemError``: 422 for an invalid cursor."""
-        return apps.FleetList(**await self._page(query, caller))
-
     async def _before_deletion(self, queries: Queries, record: FleetRecord) -> None:
         if users := await queries.apps.of_fleet(record.name):
             names = ", ".join(app.name for app in users)
@@ -158,10 +154,6 @@ class Apps(Named[AppRecord, apps.App]):
             detail = f"{stays}; delete it before it moves to {spec.fleet}."
             raise conflict(detail, errors=[FieldError(pointer="/fleet", detail=detail)])
         await super()._replace(queries, record, spec, caller)
-
-    async def page(self, query: PageQuery, caller: Identity) -> apps.AppList:
-        """Return one page of applications, by name; ``ProblemError``: 422 for an invalid cursor."""
-        return apps.AppList(**await self._page(query, caller))
 
     async def instances(self, name: str, query: InstanceQuery, caller: Identity) -> apps.AppInstanceList:
         """Return one page of an application's instances, newest first.
