@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from services.core.domain.serving import SLO_LATENCIES
 from services.core.policies.freesh import laxity
 from services.core.policies.freesh.dispatch import InstanceLoad, WeightedRoundRobin
-from services.core.policies.freesh.request_queue import RequestQueue, over_share
+from services.core.policies.freesh.request_queue import RequestQueue
 from services.core.policies.freesh.server_choice import SLOWDOWN_PER_TOKEN, Given, Work, choose_server
 from services.router.breaker import BreakerState
 from services.router.fleet import Fleet, Pool, Server
@@ -350,31 +350,23 @@ class Lane:
         return server.end(ticket.share_began_s)
 
     def pump(self) -> set[frozenset[str]]:
-        """Send waiting requests to servers with room, in order; one that no server can take now does not block others.
-
-        Requests with the same excluded servers can either all be served or none, so at most one of each kind is tried
-        in vain. Returns the sets of excluded servers of those that could not be served.
-        """
-        stuck: set[frozenset[str]] = set()
-        while len(self.queue):
-            tenants = self.queue.tenants
-            behind = over_share(self.in_service, tenants) if len(tenants) > 1 else ()
-            head = self.queue.peek(behind=behind, without=stuck, now_s=time.monotonic())
-            if head is None:
-                break
-            ticket = self._tickets[head.id]
-            if ticket.given is None or ticket.given.done():  # its client left in this turn, or its time was over
-                self.queue.remove(head.id)
-                continue
-            server = self.choose(ticket, time.monotonic())
-            if server is None:
-                stuck.add(head.excluded)
-                continue
-            self.queue.remove(head.id)
-            self._begin(ticket, server)
-            ticket.given.set_result(server)
+        """Send waiting requests to servers with room; return the sets of excluded servers of those that wait on."""
+        stuck = self.queue.serve(self.in_service, self._give, time.monotonic())
         self._take_spare_back()
         return stuck
+
+    def _give(self, head: laxity.ServingRequest) -> bool:
+        ticket = self._tickets[head.id]
+        if ticket.given is None or ticket.given.done():  # its client left in this turn, or its time was over
+            self.queue.remove(head.id)
+            return True
+        server = self.choose(ticket, time.monotonic())
+        if server is None:
+            return False
+        self.queue.remove(head.id)
+        self._begin(ticket, server)
+        ticket.given.set_result(server)
+        return True
 
     def fail_waiting(self) -> None:
         """Fail all waiting requests for which there is no server, not counting ejected ones."""

@@ -16,7 +16,7 @@ from enum import StrEnum
 
 from services.contracts.routing import RoutingTable
 from services.core.policies.freesh.laxity import Order, ServiceTimes, ServingRequest
-from services.core.policies.freesh.request_queue import RequestQueue, over_share
+from services.core.policies.freesh.request_queue import RequestQueue
 from services.kit.logging import Log
 from services.router.breaker import Breaker, BreakerState
 
@@ -31,7 +31,7 @@ class Outcome(StrEnum):
     """It works, and took no more."""
     FAILED = "failed"
     UNREACHABLE = "unreachable"
-    NOT_ASKED = "not_asked"  #: Nothing: the client left, or the request was never sent
+    NOT_ASKED = "not_asked"  #: Nothing: the client left or read too slowly, or the request was never sent
 
 
 class NotAssignedError(Exception):
@@ -157,20 +157,16 @@ class AppQueue:
 
     def pump(self, now_s: float) -> None:
         """Give free instances to waiting requests, in order."""
-        stuck: set[frozenset[str]] = set()  # whoever excludes the same instances is looked at once
-        while self.waiting and self._free:
-            tenants = self._queue.tenants
-            behind = over_share(self.in_service, tenants) if len(tenants) > 1 else ()
-            head = self._queue.peek(behind=behind, without=stuck)
-            if head is None:
-                return
+
+        def give(head: ServingRequest) -> bool:
             ticket = self.tickets[head.id]
-            seat = self._free_for(ticket, now_s)
-            if seat is None:
-                stuck.add(head.excluded)
-            else:
+            seat = self._free_for(ticket, now_s) if self._free else None
+            if seat is not None:
                 self._take_out(ticket)
                 self._give(ticket, seat)
+            return seat is not None
+
+        self._queue.serve(self.in_service, give)
 
     def refuse_all(self, reason: str) -> None:
         """Tell all waiting requests that they get no instance."""

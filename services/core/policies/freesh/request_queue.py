@@ -10,7 +10,7 @@ removed, its entry stays there as a marker until it reaches the front, and lines
 import heapq
 import itertools
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from services.core.domain.errors import DomainError
 from services.core.policies.freesh.laxity import Order, ServiceTimes, ServingRequest, is_too_late, order_key_s
@@ -133,6 +133,26 @@ class RequestQueue:
             if excluded not in without
         ]
         return min(heads)[2][4] if heads else None
+
+    def serve(
+        self, in_service: Mapping[str, float], give: Callable[[ServingRequest], bool], now_s: float = -math.inf
+    ) -> set[frozenset[str]]:
+        """Serve waiting requests in order, tenants over their share last; one that cannot be served holds up no other.
+
+        ``give`` removes a request and returns true, or returns false if no server can take it now. Requests with the
+        same excluded servers can either all be served or none, so at most one of each kind is tried in vain; these sets
+        are returned.
+        """
+        stuck: set[frozenset[str]] = set()
+        while self._waiting:
+            tenants = self.tenants
+            behind = over_share(in_service, tenants) if len(tenants) > 1 else ()
+            head = self.peek(behind=behind, without=stuck, now_s=now_s)
+            if head is None:
+                break
+            if not give(head):
+                stuck.add(head.excluded)
+        return stuck
 
     def remove(self, request_id: str) -> ServingRequest | None:
         """Remove and return a request whose client left; None if it is not waiting."""
