@@ -43,6 +43,20 @@ def _start_s(at_s: float, length_s: int = WINDOW_S) -> int:
     return int(at_s // length_s * length_s)
 
 
+async def _deliver(service: ServiceClient, path: str, report: UsageReport | AppObservations, what: str) -> None:
+    """Send the report of a window; one that will never be accepted counts as sent.
+
+    Raises:
+        ProblemError: The service does not answer, or refuses the token.
+    """
+    try:
+        await service.request("POST", path, body=report, retry=True, attempts=2, timeout_s=5)
+    except ProblemError as error:
+        if error.status not in REFUSED:
+            raise
+        log.error(f"{what}.refused", start_at=report.start_at.isoformat(), error=error.detail)
+
+
 class UsageReporter:
     """Adds up what requests used, by server, key, model and class, and reports each minute once it is over.
 
@@ -108,14 +122,7 @@ class UsageReporter:
                 start_at=datetime.fromtimestamp(start_s, UTC),
                 usages=[_usage(key, sums) for key, sums in lines.items()],
             )
-            try:
-                await self._telemetry.request(
-                    "POST", "/internal/request-usage", body=report, retry=True, attempts=2, timeout_s=5
-                )
-            except ProblemError as error:
-                if error.status not in REFUSED:
-                    raise
-                log.error("usage.refused", start_s=start_s, error=error.detail)
+            await _deliver(self._telemetry, "/internal/request-usage", report, "usage")
             self._windows.pop((name, start_s), None)  # it may have been lost meanwhile
 
 
@@ -257,16 +264,14 @@ class ObservationReporter:
         self._of(app, now_s).failed += 1
 
     def _of(self, app: str, now_s: float) -> _App:
-        start_s = _start_s(now_s)
-        window = self._windows.get(start_s)
-        if window is None:
-            window = self._windows[start_s] = {}
+        return self._window(_start_s(now_s)).setdefault(app, _App())
+
+    def _window(self, start_s: int) -> dict[str, _App]:
+        if start_s not in self._windows:
+            self._windows[start_s] = {}
             if len(self._windows) > MOST_APP_WINDOWS:
                 self._windows.popitem(last=False)
-        found = window.get(app)
-        if found is None:
-            found = window[app] = _App()
-        return found
+        return self._windows[start_s]
 
     async def send(self, apps: Collection[str], now_s: float | None = None) -> None:
         """Report the windows that are over for these applications; one without requests is reported as such.
@@ -277,7 +282,7 @@ class ObservationReporter:
         last_s = _start_s(time.time() if now_s is None else now_s) - WINDOW_S
         if apps:
             for start_s in range(max(self._last_s + WINDOW_S, last_s - WINDOW_S), last_s + 1, WINDOW_S):
-                self._windows.setdefault(start_s, {})
+                self._window(start_s)
         self._last_s = max(self._last_s, last_s)
         for start_s in sorted(each for each in self._windows if each <= last_s):
             window = self._windows.get(start_s, {})
@@ -287,15 +292,8 @@ class ObservationReporter:
                 start_at=datetime.fromtimestamp(start_s, UTC),
                 apps=[_observation(name, window.get(name) or _App(), self._waiting(name)) for name in names],
             )
-            try:
-                if report.apps:
-                    await self._serving.request(
-                        "POST", "/internal/apps/observations", body=report, retry=True, attempts=2, timeout_s=5
-                    )
-            except ProblemError as error:
-                if error.status not in REFUSED:
-                    raise
-                log.warning("observations.refused", start_s=start_s, error=error.detail)
+            if report.apps:
+                await _deliver(self._serving, "/internal/apps/observations", report, "observations")
             self._windows.pop(start_s, None)
 
 
