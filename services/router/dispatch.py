@@ -21,7 +21,7 @@ from services.router.reports import unreported
 from services.router.settings import RouterSettings
 from services.router.stored_answers import server_of
 from services.router.turn import Received, Turn
-from services.router.upstream import Connection, Limits, UpstreamError
+from services.router.upstream import NOT_ITS_FAULT, Connection, Limits, UpstreamError
 from services.router.upstream_keys import UpstreamKeys
 
 log = Log(__name__)
@@ -281,7 +281,7 @@ class Dispatcher:
         return is_free_to and turn.lane.has_other(ticket, server)
 
     def _note_failure(self, ticket: Ticket, server: Server, error: UpstreamError) -> None:
-        if error.reason in ("preempted", "no_key", "slow_client"):
+        if error.reason in NOT_ITS_FAULT:
             return
         self.metrics.upstream.add((error.reason,))
         if error.reason == "rate_limited":

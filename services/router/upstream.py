@@ -32,6 +32,10 @@ CHECK_S = 0.5
 NAMES_AGE_S = 5.0  #: How long the addresses of a name are used before it is resolved again
 
 
+NOT_ITS_FAULT = frozenset({"preempted", "no_key", "slow_client"})
+"""Reasons that say nothing of the server."""
+
+
 class UpstreamError(Exception):
     """A server did not answer as it should.
 

@@ -9,7 +9,8 @@ import pytest
 from services.cli import output
 from services.cli.client import Gateway
 from services.cli.serving.apps import report
-from services.cli.serving.fleets import searched, show_search
+from services.cli.serving.fleets import WHY, plan_line, searched, show_search
+from services.contracts.apps import FleetPlanTrigger
 
 
 def figures(objective_pct: float, p95_ms: float) -> dict[str, float]:
@@ -46,6 +47,12 @@ def a_plan(*evaluations: dict[str, Any], detail: str | None = None) -> dict[str,
 @pytest.fixture(autouse=True)
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output.console, "width", 250)
+
+
+def test_every_trigger_of_a_plan_has_words_also_one_of_a_later_release() -> None:
+    assert WHY.keys() == set(FleetPlanTrigger)
+    plan = {"state": "applied", "made_at": "2026-11-22T10:00:00Z", "trigger": "new_tariff", "gpu": None, "detail": None}
+    assert "new tariff" in plan_line(plan)
 
 
 def test_what_was_measured_stands_beside_what_was_predicted(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import AsyncIterator
@@ -13,9 +14,13 @@ import httpx
 import pytest
 
 from services.contracts.apps import AppObservation
+from services.contracts.codes import ProblemCode
 from services.contracts.identity import KeyLimits, Role, TenantLimits
 from services.contracts.routing import UpstreamKey
 from services.kit.problems import ProblemError
+from services.router.breaker import FAILURES, BreakerState
+from services.router.reports import MOST_APP_WINDOWS, WINDOW_S, ObservationReporter
+from services.router.upstream import UpstreamError
 from tests.router.conftest import Stage
 from tests.support.app_instances import (
     APP,
@@ -171,6 +176,20 @@ async def test_an_answer_without_a_body_and_a_head(apps: Apps) -> None:
         assert (answer.status_code, answer.content) == (200, b"")
 
 
+async def test_a_head_of_a_stream_waits_for_no_body(apps: Apps) -> None:
+    async def answer_head(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n")
+        await reader.read()  # it waits for the next request
+        writer.close()
+
+    async with await asyncio.start_server(answer_head, "127.0.0.1", 0) as server:
+        apps.one.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        await apps.table(apps.one)
+        answer = await apps.router.http.head(f"/apps/{APP}/events", timeout=5)
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "text/event-stream")
+
+
 async def test_a_stream_of_events_passes_and_ends_with_its_footprint(apps: Apps) -> None:
     apps.one.is_stream = True
     answer = await apps.router.http.get(f"/apps/{APP}/events")
@@ -262,6 +281,22 @@ async def test_a_client_that_leaves_frees_the_instance_and_its_place_in_the_queu
     apps.one.gate.set()
     assert (await third).status_code == 200
     assert apps.one.numbers == [0, 2]
+    counted = apps.router.router.metrics.app_requests.values
+    assert counted == {(APP, "", "499"): 1, (APP, "b1", "499"): 1, (APP, "b1", "200"): 1}
+
+
+@pytest.mark.parametrize(("reason", "is_its_own"), [("slow_client", False), ("malformed", True)])
+async def test_only_its_own_failures_eject_an_instance(apps: Apps, reason: str, is_its_own: bool) -> None:
+    apps.one.gate = asyncio.Event()
+    for number in range(FAILURES):
+        asked = asyncio.create_task(apps.infer(number))
+        await until(lambda number=number: len(apps.one.seen) == number + 1)
+        (connection,) = apps.router.router.fleet.instances["instance_one"].origin.busy
+        connection.abort(UpstreamError(reason, "It ended."))
+        assert (await asked).status_code == 502
+    state = apps.router.router.assigner.queues[APP].breaker_state("instance_one", time.monotonic())
+    assert (state is not BreakerState.CLOSED) is is_its_own
+    assert ((reason,) in apps.router.router.metrics.upstream.values) is is_its_own
 
 
 async def test_an_inference_goes_to_another_instance_when_its_own_dies_and_a_plain_post_does_not(apps: Apps) -> None:
@@ -420,6 +455,27 @@ async def test_observations_are_reported_in_whole_windows_until_they_are_accepte
     assert (server.server, server.answered, server.mean_service_ms) == ("instance_one", 3, 5.0)
     await reporter.send([APP], start_s + 10.0)
     assert plane.observations[-1].apps == [AppObservation(app=APP, arrivals=0, answered=0)]
+
+
+async def test_what_serving_did_not_hear_for_long_is_left_out_also_when_nothing_else_comes() -> None:
+    sent: list[float] = []
+    is_up = False
+
+    class Serving:
+        async def request(self, *_: Any, body: Any, **__: Any) -> None:
+            if not is_up:
+                raise ProblemError(503, ProblemCode.UNAVAILABLE, "Serving does not answer.")
+            sent.append(body.start_at.timestamp())
+
+    serving: Any = Serving()
+    reporter = ObservationReporter(serving, "r", lambda _: 0)
+    reporter.arrived(APP, 1.0)
+    for window in range(1, 2 * MOST_APP_WINDOWS):
+        with contextlib.suppress(ProblemError):
+            await reporter.send([APP], float(WINDOW_S * window))
+    is_up = True
+    await reporter.send([APP], 2.0 * MOST_APP_WINDOWS * WINDOW_S)
+    assert sent == [WINDOW_S * (2.0 * MOST_APP_WINDOWS - 1)]
 
 
 async def test_metrics_and_status_know_applications(apps: Apps) -> None:

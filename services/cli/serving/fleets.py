@@ -113,7 +113,7 @@ def list_plans(
         said = [each for each in (None if is_told else plan["detail"], searched(search)) if each]
         state = ": ".join([plan["state"], *said])
         shown.add_row(
-            *(plan["id"], output.age(plan["made_at"]), WHY[plan["trigger"]], f"{plan['gco2_per_kwh']:.0f}"),
+            *(plan["id"], output.age(plan["made_at"]), _because(plan), f"{plan['gco2_per_kwh']:.0f}"),
             *(state, instances or ("the most accurate variants on whole GPUs" if plan.get("layouts") else "")),
         )
     output.tell(found, as_json, shown if found else "no plans")
@@ -142,7 +142,13 @@ def plan_line(plan: dict[str, Any] | None) -> str:
     state = plan["state"].replace("_", " ")
     at = f", {plan['gpu']} now" if plan["gpu"] else ""
     said = f": {plan['detail']}" if plan["detail"] else ""
-    return f"{state} ({output.age(plan['made_at'])}, {WHY[plan['trigger']]}){at}{said}"
+    return f"{state} ({output.age(plan['made_at'])}, {_because(plan)}){at}{said}"
+
+
+def _because(plan: dict[str, Any]) -> str:
+    """Return why a plan was made, also where a later release has a reason that this one does not know."""
+    trigger: str = plan["trigger"]
+    return WHY.get(trigger, trigger.replace("_", " "))
 
 
 def show_configuration(plan: dict[str, Any] | None, *, as_percentages: bool = False) -> None:

@@ -35,7 +35,7 @@ from services.router.reports import ObservationReporter, UsageReporter
 from services.router.settings import RouterSettings
 from services.router.streams import Footprint
 from services.router.turn import NO_TOKENS
-from services.router.upstream import KEPT_S, Connection, Limits, UpstreamError
+from services.router.upstream import KEPT_S, NOT_ITS_FAULT, Connection, Limits, UpstreamError
 from services.router.upstream_keys import UpstreamKeys
 
 log = Log(__name__)
@@ -171,6 +171,9 @@ class AppDoor:
             except TimeoutError:
                 reason = "queue_full" if self.fleet.ready(turn.app.name) else "no_instance"
                 raise not_assigned(turn.app.name, NotAssignedError(reason)) from None
+            except asyncio.CancelledError:  # its client left the queue
+                self.metrics.app_requests.add((turn.app.name, "", "499"))
+                raise
             instance = self.fleet.instance(name)
             if instance is not None:
                 return instance
@@ -206,13 +209,12 @@ class AppDoor:
                 give_back(Outcome.BUSY if status == 429 else Outcome.FAILED)
                 raise UpstreamError("busy", f"The instance answered {status}.", may_repeat=True)
             outcome = Outcome.FAILED if status in FAILING else Outcome.ANSWERED
-            if is_stream(connection.headers):
+            has_body = turn.asked.method != "HEAD"  # that is answered by a head alone, which may state a length
+            if has_body and is_stream(connection.headers):
                 connection.on_over = lambda: give_back(outcome)
                 await self._stream(turn, instance, connection, connection.on_over, sent_s)
                 return
-            content = b""
-            if turn.asked.method != "HEAD":  # an answer to HEAD states a length and has no body
-                content = await connection.whole(self.settings.max_answer_bytes)
+            content = await connection.whole(self.settings.max_answer_bytes) if has_body else b""
             footprint = self._end(turn, instance, connection, sent_s, give_back(outcome))
             headers = [*_passed_out(connection.headers), *_said_of(instance), *footprint.headers()]
             if status in WITHOUT_BODY:
@@ -221,8 +223,11 @@ class AppDoor:
             else:
                 await turn.exchange.answer(status, headers, content)
         except UpstreamError as error:
-            self.metrics.upstream.add((error.reason,))
-            spent_s = give_back(Outcome.UNREACHABLE if error.reason == "connect" else Outcome.FAILED)
+            if error.reason in NOT_ITS_FAULT:
+                spent_s = give_back(Outcome.NOT_ASKED)
+            else:
+                self.metrics.upstream.add((error.reason,))
+                spent_s = give_back(Outcome.UNREACHABLE if error.reason == "connect" else Outcome.FAILED)
             if turn.exchange.has_begun:  # no other instance answers it
                 self._charge(turn, instance, spent_s)
             raise
