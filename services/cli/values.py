@@ -77,6 +77,23 @@ def filled(word: str) -> str:
     return word.replace("{python}", sys.executable).replace("{examples}", str(Path(__file__).parents[2] / "examples"))
 
 
+def with_commands_filled(spec: dict[str, Any], of: str, own: str | None = None) -> dict[str, Any]:
+    """Return a spec, which may be wrong anywhere, with the placeholders in the commands of its ``of`` filled in.
+
+    ``own``, if given, is a placeholder for the name of what has the command.
+    """
+
+    def fill(each: Any) -> Any:
+        if not isinstance(each, dict) or not isinstance(words := each.get("command"), list):
+            return each
+        name = str(each.get("name", ""))
+        texts = [word.replace(own, name) if own and isinstance(word, str) else word for word in words]
+        return {**each, "command": [filled(word) if isinstance(word, str) else word for word in texts]}
+
+    having = spec.get(of)
+    return {**spec, of: [fill(each) for each in having]} if isinstance(having, list) else spec
+
+
 def parameter_value(text: str) -> Any:
     """Return the value of ``text``: as JSON if it is valid JSON, as text otherwise.
 

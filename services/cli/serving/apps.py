@@ -10,7 +10,7 @@ from services.cli.client import Gateway
 from services.cli.commands import AsJson, Group
 from services.cli.output import console
 from services.cli.serving.fleets import configuration, plan_line, show_configuration, show_search
-from services.cli.values import filled, json_object
+from services.cli.values import json_object, with_commands_filled
 
 AppArgument = Annotated[str, typer.Argument(metavar="NAME", help="The application's name.")]
 
@@ -78,9 +78,7 @@ def set_app(
     In commands {python} stands for the Python of this installation, {examples} for the folder of examples and {variant}
     for the variant.
     """
-    spec = json_object(file)
-    if isinstance(variants := spec.get("variants"), list):
-        spec["variants"] = [_with_command(each) if isinstance(each, dict) else each for each in variants]
+    spec = with_commands_filled(json_object(file), "variants", "{variant}")
     app = Gateway().call("PUT", f"/v1/apps/{name}", body=spec)
     names = ", ".join(each["name"] for each in app["spec"]["variants"])
     output.tell(
@@ -157,15 +155,6 @@ def delete_app(name: AppArgument, as_json: AsJson = False) -> None:
     """Delete an application: its instances are drained, and it is gone once the last one has ended."""
     app = Gateway().call("DELETE", f"/v1/apps/{name}")
     output.tell(app, as_json, f"{name} is drained")
-
-
-def _with_command(variant: dict[str, Any]) -> dict[str, Any]:
-    """Return a variant with the placeholders in its command filled in."""
-    if not isinstance(words := variant.get("command"), list):
-        return variant
-    name = str(variant.get("name", ""))
-    command = [filled(word.replace("{variant}", name)) if isinstance(word, str) else word for word in words]
-    return {**variant, "command": command}
 
 
 def _ms(value: float | None) -> str:

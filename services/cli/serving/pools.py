@@ -15,7 +15,7 @@ from services.cli.client import Gateway, each_time
 from services.cli.commands import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, AsJson, CliError, Group
 from services.cli.output import console
 from services.cli.planning.pools import show_plan
-from services.cli.values import filled, json_object, past_time, refuse_dropped
+from services.cli.values import json_object, past_time, refuse_dropped, with_commands_filled
 
 PoolArgument = Annotated[str, typer.Argument(metavar="NAME", help="The pool's name.")]
 
@@ -90,7 +90,7 @@ def set_pool(
 
     {python} in a mode's command stands for the Python of this installation and {examples} for the folder of examples.
     """
-    pool = Gateway().call("PUT", f"/v1/pools/{name}", body=_with_commands_filled(json_object(file)))
+    pool = Gateway().call("PUT", f"/v1/pools/{name}", body=with_commands_filled(json_object(file), "modes"))
     output.tell(pool, as_json, f"{name} is at revision {pool['revision']}, {_mode(pool)}")
 
 
@@ -288,18 +288,6 @@ def _batches(windows: Windows) -> Iterator[list[dict[str, Any]]]:
         batch.append({"start_at": datetime.fromtimestamp(start_s, UTC).isoformat(), "requests": requests})
         held += len(requests)
     yield batch
-
-
-def _with_commands_filled(spec: dict[str, Any]) -> dict[str, Any]:
-    """Return a spec, which may be wrong anywhere, with the placeholders in its commands filled in."""
-
-    def mode(each: Any) -> Any:
-        if not isinstance(each, dict) or not isinstance(each.get("command"), list):
-            return each
-        return {**each, "command": [filled(word) if isinstance(word, str) else word for word in each["command"]]}
-
-    modes = spec.get("modes")
-    return {**spec, "modes": [mode(each) for each in modes]} if isinstance(modes, list) else spec
 
 
 def _plan_in_force(gateway: Gateway, pool: dict[str, Any]) -> dict[str, Any] | None:
