@@ -52,7 +52,7 @@ async def get_pool(pool: InPath, caller: Caller, pools: Known, response: Respons
     responses={
         201: {"description": "The pool is new."},
         409: {"description": "The pool is being deleted: `conflict`."},
-        412: {"description": "The pool's `ETag` is not the one in `If-Match`, or there is no such pool: `conflict`."},
+        412: {"description": "The pool's `ETag` is not the one in `If-Match`: `conflict`."},
     },
     openapi_extra=LARGE_BODY,
 )
