@@ -318,7 +318,7 @@ class AppList(Page[App]):
 class AppReportQuery(Message):
     """The period that a report covers."""
 
-    hours: float = said("Hours before now.", default=24, gt=0, le=24 * 31)
+    hours: float = said("Hours before now, as far as requests and instances are kept.", default=24, gt=0, le=24 * 31)
     step_s: float = said("Length of each step of the mix.", default=3_600, ge=5, le=86_400)
 
 

@@ -80,7 +80,7 @@ def create_app(settings: ServingSettings) -> FastAPI:
             app.state.repository = repository
             app.state.sealer = sealer = Sealer(settings.secrets_key)
             app.state.fleets = Fleets(repository, zones)
-            app.state.apps = Apps(repository)
+            app.state.apps = Apps(repository, settings)
             app.state.endpoints = Endpoints(repository, settings, zones)
             app.state.clusters = Clusters(repository, settings)
             intensities = Intensities(Carbon(carbon, attempts=1, timeout_s=2))

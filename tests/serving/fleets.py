@@ -82,7 +82,7 @@ class FleetWorld:
     fails: str | None = None
 
     def __post_init__(self) -> None:
-        self.fleets, self.apps = Fleets(self.repository, _Zones()), Apps(self.repository)
+        self.fleets, self.apps = Fleets(self.repository, _Zones()), Apps(self.repository, self.settings)
         self.planner = self.another()
 
     def another(self) -> FleetPlanner:

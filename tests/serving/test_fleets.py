@@ -425,6 +425,30 @@ async def test_a_report_adds_up(world: FleetWorld) -> None:
     assert report.base_gco2_per_1000 is None, "the ledger has no intensity yet"
 
 
+async def draw(world: FleetWorld, job: str, begun: datetime, gpu_j: float) -> None:
+    """Have the ledger say what an instance drew for a minute, and its host with it 400 J."""
+    await world.database.execute(
+        "INSERT INTO energy_usages (node_id, boot_id, sequence, owner, job_id, start_at, end_at, gpus, gpu_energy_j, "
+        "cpu_energy_j, static_energy_j, source, zone, signal, intensity_gco2_per_kwh, intensity_estimated, pue, "
+        "carbon_gco2) VALUES ('n0', 'b', 1, $1, $1, $2, $3, 1, $4, 300, 100, 'counter', 'GB', '', 200, false, 1.2, $5)",
+        *(job, begun, begun + timedelta(seconds=60), gpu_j, (gpu_j + 400) / 3.6e6 * 1.2 * 200),
+    )
+
+
+async def test_a_report_charges_requests_with_nothing_of_those_that_are_forgotten(world: FleetWorld) -> None:
+    await world.fleets.put("edge", a_fleet(), OPERATOR)
+    await world.apps.put("photos", an_app(), ACME)
+    await world.settle()
+    await world.database.execute("UPDATE apps SET created_at = now() - interval '40 days'")
+    now, kept = datetime.now(UTC), timedelta(days=world.settings.traffic_keep_days)
+    await world.see("photos", answers=100, latency_ms=80, at=now - timedelta(seconds=10))
+    job = await world.database.fetchval("SELECT job_id FROM pool_instances WHERE state = 'ready' ORDER BY id LIMIT 1")
+    await draw(world, job, now - kept - timedelta(hours=1), 3_600.0)
+    report = await world.apps.report("photos", AppReportQuery(hours=31 * 24, step_s=86_400), ACME)
+    assert (report.requests, report.energy_j, report.gco2_per_1000) == (100, 0, 0)
+    assert report.start_at == report.end_at - kept
+
+
 @pytest.mark.parametrize("whole", [True, False])
 async def test_a_report_compares_like_with_like(world: FleetWorld, whole: bool) -> None:
     await world.fleets.put("edge", a_fleet(idle_w=50), OPERATOR)
@@ -440,12 +464,7 @@ async def test_a_report_compares_like_with_like(world: FleetWorld, whole: bool) 
     assert others, "BASE is on both GPUs"
     busy_s = 125 * 0.061
     gpu_j = 50 * 60 * held + (busy_s * 138 if whole else 125 * 0.025 * 17)
-    await world.database.execute(
-        "INSERT INTO energy_usages (node_id, boot_id, sequence, owner, job_id, start_at, end_at, gpus, gpu_energy_j, "
-        "cpu_energy_j, static_energy_j, source, zone, signal, intensity_gco2_per_kwh, intensity_estimated, pue, "
-        "carbon_gco2) VALUES ('n0', 'b', 1, $1, $1, $2, $3, 1, $4, 300, 100, 'counter', 'GB', '', 200, false, 1.2, $5)",
-        *(instance["job_id"], begun, begun + timedelta(seconds=60), gpu_j, (gpu_j + 400) / 3.6e6 * 1.2 * 200),
-    )
+    await draw(world, instance["job_id"], begun, gpu_j)
     report = await world.apps.report("photos", AppReportQuery(hours=1, step_s=3_600), ACME)
 
     base_j = 50 * max(60 * held, busy_s) + busy_s * 138 + 400

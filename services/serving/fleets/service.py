@@ -30,6 +30,7 @@ from services.serving.repository.apps import AppRecord, Seen
 from services.serving.repository.fleets import FleetRecord, PlanRecord, variant_and_slice
 from services.serving.repository.instances import by_state
 from services.serving.repository.specs import SpecRows
+from services.serving.settings import ServingSettings
 
 MAX_STEPS = 20_000
 
@@ -131,6 +132,10 @@ class Apps(Named[AppRecord, apps.App]):
 
     kind = "Application"
 
+    def __init__(self, repository: ServingRepository, settings: ServingSettings) -> None:
+        super().__init__(repository)
+        self._kept = timedelta(days=min(settings.traffic_keep_days, settings.keep_days))
+
     def _rows(self, queries: Queries) -> SpecRows[AppRecord]:
         return queries.apps
 
@@ -169,7 +174,9 @@ class Apps(Named[AppRecord, apps.App]):
         return apps.AppInstanceList(items=items, next_cursor=cursor)
 
     async def report(self, name: str, query: apps.AppReportQuery, caller: Identity) -> apps.AppReport:
-        """Return what an application did in the last hours, compared with BASE.
+        """Return what an application did in the last hours, compared with BASE, as far as that is kept.
+
+        Where its requests are forgotten already, those that are known would be charged with what all of them used.
 
         Raises:
             ProblemError: 404 if there is none that the caller may see, 422 for too many steps.
@@ -181,7 +188,7 @@ class Apps(Named[AppRecord, apps.App]):
             app = await queries.apps.find(name, caller)
             fleet = await queries.fleets.find(app.fleet)
             end_at = await queries.now()
-            start_at = max(end_at - timedelta(hours=query.hours), app.created_at)
+            start_at = max(end_at - min(timedelta(hours=query.hours), self._kept), app.created_at)
             seen = await queries.apps.steps(app, start_at, end_at, query.step_s)
             evaluations = await queries.fleets.evaluations(app.fleet, start_at, end_at)
         return report_of(app, fleet, start_at, end_at, query.step_s, seen, evaluations)
