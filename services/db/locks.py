@@ -17,6 +17,9 @@ LEDGER_UPKEEP = 4_269_697_288  #: Held while old lines of the ledger are combine
 
 BATCHES = 4_269_697_289  #: Held by the serving process that works on batches, for as long as it does
 
+GPUS_HELD = 4_269_697_290
+"""Held while jobs of tenants with a limit of GPUs are started here, or any are given to a cell: each sees the other."""
+
 SECRETS = 1  #: Held, together with a hash of the tenant's id, while one of the tenant's secrets is set
 
 UPLOADS = 2

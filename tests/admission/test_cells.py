@@ -22,6 +22,7 @@ from services.admission.repository.cells import SETTLES_S
 from services.contracts.explanations import StartEstimate
 from services.contracts.jobs import SubmissionEntry
 from services.db.engine import create_engine
+from services.scheduler.repository.snapshots import fixed_quotas
 from tests.admission.conftest import admission_on
 from tests.admission.installation import SPEC, Admission, an_entry
 from tests.support.servers import fresh_database
@@ -606,6 +607,7 @@ async def test_a_copy_that_was_withdrawn_before_home_was_restored_cancels_no_job
 async def test_a_restored_home_keeps_what_it_has_started_since_and_no_cell_may_take_what_is_not_for_it(
     pair: Pair,
 ) -> None:
+    """What a cancelled copy used is in the report of home, up to a minute after its end."""
     await pair.add()
     runs, later = [await pair.home.submit({"cells": ["any"]}) for _ in range(2)]
     await pair.turns()
@@ -618,9 +620,24 @@ async def test_a_restored_home_keeps_what_it_has_started_since_and_no_cell_may_t
         (await pair.copies())[1]["id"],
         json.dumps({COPY_LABEL: f"{later}.99"}),
     )
+    await pair.cell.database.execute(USED, (await pair.copies())[0]["id"])
     await pair.turns(2)
     assert {(await pair.job(each))["cell"] for each in (runs, later)} == {None}
     assert [each["state"] for each in await pair.copies()] == ["cancelled", "queued"]
+    for energy_j, ended_s, noted_j in (
+        (170, SETTLES_S - 30, 170),
+        (180, SETTLES_S + 1, 180),
+        (190, SETTLES_S + 9, 180),
+    ):
+        await pair.cell.database.execute("UPDATE job_footprints SET energy_j = $1", energy_j)
+        await pair.cell.database.execute(
+            "UPDATE jobs SET ended_at = now() - make_interval(secs => $1) WHERE state = 'cancelled'", ended_s
+        )
+        await pair.turns(2)
+        assert (await pair.job(runs))["footprint"]["energy_j"] == noted_j
+    assert [tuple(row) for row in await pair.home.database.fetch("SELECT DISTINCT node_id FROM cell_lines")] == [
+        ("cell:north",)
+    ]
 
 
 async def test_what_a_tenant_may_hold_spans_the_cells(pair: Pair) -> None:
@@ -638,6 +655,22 @@ async def test_what_a_tenant_may_hold_spans_the_cells(pair: Pair) -> None:
     await pair.home.end(at_home)
     await pair.turns()
     assert (await pair.job(jobs[2]))["cell"] == "north"
+
+
+async def test_a_cell_is_given_no_job_while_a_start_at_home_takes_the_last_gpus(pair: Pair) -> None:
+    """A round's transaction has started a gang, and is not over when the job's place is chosen."""
+    await pair.add()
+    await pair.home.database.execute("UPDATE tenants SET limits = '{\"max_gpus\": 2}' WHERE id = 'default'")
+    at_home, job_id = await pair.home.submit(), await pair.home.submit({"cells": ["any"]})
+    waits = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+    async with pair.home.database.transaction():
+        await fixed_quotas(pair.home.database)
+        await pair.home.start(at_home)
+        turn = asyncio.create_task(pair.placing.turn())
+        while not turn.done() and not await pair.home.database.fetchval(waits):
+            await asyncio.wait([turn], timeout=0.01)
+    await turn
+    assert (await pair.job(job_id))["cell"] is None
 
 
 async def test_cells_are_asked_once_about_equal_jobs_and_take_no_more_than_they_have_free(pair: Pair) -> None:

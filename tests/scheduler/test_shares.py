@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import pytest
+
 from services.contracts.identity import Role
 from services.contracts.policies import TenantShares
+from services.core.cycle.plan import Start
+from services.core.cycle.snapshot import Trigger
+from services.scheduler.planning.apply import StalePlanError, apply
+from services.scheduler.planning.snapshot import load
 from tests.scheduler.test_api import client
 from tests.scheduler.test_explanations import explain
+from tests.scheduler.test_rounds import decided_on
 from tests.scheduler.world import World
 
 
@@ -91,6 +98,22 @@ async def test_jobs_in_cells_count_in_what_their_tenant_may_hold_and_has_used(wo
     await world.fetch("UPDATE jobs SET state = 'succeeded', ended_at = now() WHERE id = $1 RETURNING 1", waits)
     await world.scheduler.turn()
     assert [await world.state(each) for each in here] == ["starting", "starting"], "a place has fallen free"
+
+
+async def test_a_start_and_a_place_in_a_cell_of_the_same_moment_keep_the_limit_together(world: World) -> None:
+    await weigh(world, "a", {"max_gpus": 1})
+    await world.node("n0", gpus=4)
+    jobs = await jobs_of(world, "a", 2)
+    await world.scheduler.prepare()
+    outlooks = await world.scheduler._carbon.outlooks([], 0)
+    decided = decided_on(world, await load(world.database, Trigger.PASSIVE, outlooks, world.settings))
+    (here,) = (each.job_id for each in decided.plan.actions if isinstance(each, Start))
+    await world.fetch("UPDATE jobs SET cell = 'north' WHERE id = ANY($1::text[]) RETURNING 1", {*jobs} - {here})
+
+    with pytest.raises(StalePlanError):
+        await apply(world.database, decided, (29_500, 30_000))
+
+    assert (await world.state(here), await world.claims()) == ("queued", 0)
 
 
 async def test_only_operators_see_shares_and_other_policies_remember_none(world: World) -> None:

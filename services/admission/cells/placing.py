@@ -13,7 +13,14 @@ import orjson
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from services.admission.cells.remote import COPY_LABEL, HOME_LABEL, RemoteCell, RemoteJob, UnreadableError, copy_of
-from services.admission.repository.cells import CellRepository, CellRow, GivenRow, Room, WaitingRow
+from services.admission.repository.cells import (
+    SETTLES_S,
+    CellRepository,
+    CellRow,
+    GivenRow,
+    Room,
+    WaitingRow,
+)
 from services.admission.steering import Command
 from services.contracts.cells import ANY, HOME, WITHDRAWN
 from services.contracts.codes import ProblemCode
@@ -104,6 +111,7 @@ class Placing:
         self._placed_up_to = ""  # jobs that nobody takes now keep no others from their turn
         self._heard = set[str]()  #: Cells of whose copies all have been claimed since this process began
         self._refused: dict[tuple[str, str], float] = {}  #: By job and cell: until when it is not offered there again
+        self._strays: dict[tuple[str, str], str] = {}  #: Copies that are not wanted, by cell and id: of which job
         self._told: dict[tuple[str, bytes], Told] = {}  #: In this turn, by installation and kind of job
         self._rooms: dict[str, Room] = {}  #: In this turn, by tenant
 
@@ -163,6 +171,9 @@ class Placing:
             for remote_id in live.keys() - {each.remote_id for each in given}:
                 if (copy := live[remote_id]) is not None and time.monotonic() < until_s:
                     problem = await self._claim(cell, copy) or problem
+            for name, remote_id in self._strays.keys() - {(row.name, each) for each in live}:
+                if name == row.name:
+                    await self._settle(cell, remote_id)
             cell.is_whole = time.monotonic() < until_s
         except Exception as error:  # whatever befalls one cell, the others have their turn
             if is_connection_error(error):
@@ -216,13 +227,34 @@ class Placing:
             return f"{copy.id} is a copy of {job_id}, which is not known here."
         if not wanted:
             log.warning("cell.stray", cell=cell.row.name, job=job_id, copy=copy.id)
+            self._strays[cell.row.name, copy.id] = job_id
             try:
+                await self._account(cell, copy)
                 await cell.remote.steer(copy.id, Command.CANCEL)
             except ProblemError as error:
                 if error.problem_code is ProblemCode.UNAVAILABLE:
                     raise
                 return f"{copy.id}, a copy of {job_id} that is no longer wanted: {error.detail}"
         return None
+
+    async def _account(self, cell: Heard, copy: RemoteJob) -> None:
+        """Note what a copy used that is not wanted, until a minute after its end."""
+        key = cell.row.name, copy.id
+        if copy.footprint.energy_j > 0 and (terms := await cell.remote.terms(copy.id)) is not None:
+            document = copy.model_dump(mode="json")
+            async with self._engine.begin() as connection:
+                await CellRepository(connection).note_stray(self._strays[key], cell.row.name, document, terms)
+        if copy.ended_at is not None and utc_now() > copy.ended_at + timedelta(seconds=SETTLES_S):
+            del self._strays[key]
+
+    async def _settle(self, cell: Heard, remote_id: str) -> None:
+        """Read once more what a copy used that is not wanted and has ended."""
+        try:
+            await self._account(cell, await cell.remote.job(remote_id))
+        except ProblemError as error:
+            if error.problem_code is ProblemCode.UNAVAILABLE and not isinstance(error, UnreadableError):
+                raise
+            self._strays.pop((cell.row.name, remote_id), None)
 
     async def _send(self, cell: Heard, row: GivenRow) -> None:
         """Submit a job's copy; take the job back if it is refused, and no earlier submission may still arrive."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
+from zlib import crc32
 
 from sqlalchemy import Row, text
 
@@ -10,6 +11,7 @@ from services.admission.repository import Repository
 from services.contracts.cells import ANY, Cell
 from services.core.domain.jobs import JobState
 from services.core.domain.reasons import Reason
+from services.db import locks
 from services.db.database import dumps
 from services.db.job_specs import MAX_GPUS
 
@@ -157,7 +159,7 @@ SELECT t.tenant_id, t.max_gpus AS most,
   FROM tenant_limits t WHERE t.max_gpus IS NOT NULL AND (CAST(:tenant_id AS text) IS NULL OR t.tenant_id = :tenant_id)
 """)
 
-_LOCK_ROOM = text("SELECT pg_advisory_xact_lock(hashtextextended('gpus in cells of ' || :tenant_id, 0))")
+_LOCK_ROOM = text(f"SELECT pg_advisory_xact_lock({locks.GPUS_HELD})")
 
 _TERMS = text("UPDATE cell_jobs SET zone = :zone, signal = :signal, pue = :pue WHERE job_id = :job_id")
 
@@ -188,15 +190,19 @@ def _added(name: str) -> str:
 
 # What a cell's ledger has in all, less what was noted before, so that repeating it adds nothing. A ledger that has less
 # than before, as one restored from a backup, leaves no hour with less than nothing.
-_ENERGY = text(f"""
+_ENERGY = f"""
 INSERT INTO cell_energy AS e (job_id, attempt, cell, hour, zone, signal, pue, {", ".join(_AMOUNTS)})
 SELECT t.job_id, t.attempt, t.cell,
        {_HOUR}, t.zone, t.signal, t.pue, {", ".join(map(_added, _AMOUNTS))}
-  FROM cell_jobs t LEFT JOIN cell_energy n ON n.job_id = t.job_id AND n.attempt = t.attempt
+  FROM %s t LEFT JOIN cell_energy n ON n.job_id = t.job_id AND n.attempt = t.attempt
  WHERE t.job_id = :job_id AND t.attempt = :attempt
- GROUP BY t.job_id HAVING coalesce(sum(n.energy_j), 0) <> :energy_j
+ GROUP BY t.job_id, t.attempt, t.cell, t.zone, t.signal, t.pue HAVING coalesce(sum(n.energy_j), 0) <> :energy_j
 ON CONFLICT (job_id, attempt, hour) DO UPDATE SET {", ".join(f"{n} = e.{n} + excluded.{n}" for n in _AMOUNTS)}
-""")
+"""
+_NOTE_ENERGY = text(_ENERGY % "cell_jobs")
+_STRAY = """(SELECT CAST(:job_id AS text) AS job_id, CAST(:attempt AS int) AS attempt, CAST(:cell AS text) AS cell,
+               CAST(:zone AS text) AS zone, CAST(:signal AS text) AS signal, CAST(:pue AS float8) AS pue)"""
+_NOTE_STRAY = text(_ENERGY % _STRAY)
 
 _HELD_BY = text("""
 SELECT t.remote_id, c.name, c.url, c.key, j.ended_at IS NOT NULL AS has_ended
@@ -335,13 +341,13 @@ class CellRepository(Repository):
             gpus: The most that it may have there.
             moved: Whether it waited at home before.
         """
+        await self._connection.execute(_LOCK_ROOM)  # first of all, as the scheduler does
         found = await self._locked(job_id)
         free = found is not None and (found.cell == "" or (found.cell is None and found.generation == 0))
         if found is None or not free or found.state != JobState.QUEUED or found.handing != "over":
             return None
         if found.cancel_requested or found.hold_requested or not await self.lock_cell(cell):
             return None
-        await self._connection.execute(_LOCK_ROOM, {"tenant_id": found.tenant_id})
         room = (await self.rooms(found.tenant_id)).get(found.tenant_id)
         if room is not None and gpus > room.left:
             return None
@@ -465,8 +471,16 @@ class CellRepository(Repository):
         of_row = {"job_id": given.job_id, "attempt": given.attempt, "ended_at": times["ended_at"]}
         if given.zone:
             used = {name: float(copy["footprint"][name]) for name in _AMOUNTS}
-            await self._connection.execute(_ENERGY, {**of_row, **used})
+            await self._connection.execute(_NOTE_ENERGY, {**of_row, **used})
         await self._connection.execute(_SEEN, {**of_row, "seen": dumps(copy), "settles_s": SETTLES_S})
+
+    async def note_stray(self, job_id: str, cell: str, copy: Mapping[str, Any], terms: tuple[str, str, float]) -> None:
+        """Note what a copy of a job used that is elsewhere by now, as an attempt of a number that no other has."""
+        attempt = -1 - (crc32(copy["id"].encode()) >> 1)
+        values = {"job_id": job_id, "attempt": attempt, "cell": cell, "ended_at": at(copy["ended_at"])}
+        values |= zip(("zone", "signal", "pue"), terms, strict=True)
+        values |= {name: float(copy["footprint"][name]) for name in _AMOUNTS}
+        await self._connection.execute(_NOTE_STRAY, values)
 
     async def _locked(self, job_id: str) -> Row[Any] | None:
         await self._connection.execute(_LOCK, {"job_id": job_id})

@@ -41,7 +41,7 @@ from services.scheduler.repository.jobs import Starting, Waiting
 from services.scheduler.repository.kept_jobs import JobRows
 from services.scheduler.repository.outbox import Outgoing
 from services.scheduler.repository.rounds import NewPlan
-from services.scheduler.repository.snapshots import ClusterRows
+from services.scheduler.repository.snapshots import ClusterRows, fixed_quotas
 
 log = Log(__name__)
 
@@ -164,12 +164,16 @@ async def apply(database: Database, decided: Decided, ports: tuple[int, int], me
             round_number = await connection.fetchval(rounds.CLAIM_VERSION, version, decided.memory, active)
             if round_number is None:
                 raise StalePlanError("another plan or another policy came first")
+            seen = decided.snapshot.tenant_gpu_quota if starts else {}
+            left = await fixed_quotas(connection) if seen else {}  # before any job is locked, as admission does
             theirs = await Theirs.read(connection, decided.snapshot)
             starts, preempts = theirs.carried_out(starts, preempts)
             if decided.plan.hurries:
                 await hurry(connection)
             await _preempt(connection, preempts)
             started = await _start(connection, starts, ports, decided.snapshot)
+            if any(left[job.tenant_id] < seen.get(job.tenant_id, 0) for job in started if job.tenant_id in left):
+                raise StalePlanError("a cell was given a job of a tenant with a limit of GPUs")
             controls = await set_gangs(connection, controls)
             begun = await begin(connection, measurements, measured_values) if measurements else []
             await jobs.hold(connection, decided.said.new(holds, decided.snapshot.bound))

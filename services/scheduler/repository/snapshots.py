@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from services.contracts.engines import OURS, QUEUEING
+from services.db import locks
 from services.db.database import Connection, Database
 from services.db.job_specs import (
     ASKED_GPUS,
@@ -437,6 +438,12 @@ async def cluster(
 async def _pairs(connection: Connection, query: str, *arguments: object) -> dict[str, Any]:
     """Return the rows of a query as a mapping from its first column to its second."""
     return {row[0]: row[1] for row in await connection.fetch(query, *arguments)}
+
+
+async def fixed_quotas(connection: Connection) -> dict[str, int]:
+    """Return what tenants may hold here, of which no job that goes to a cell takes anything in this transaction."""
+    await connection.execute("SELECT pg_advisory_xact_lock($1)", locks.GPUS_HELD)
+    return await _pairs(connection, QUOTAS)
 
 
 async def zones(database: Database) -> list[str]:
