@@ -68,7 +68,7 @@ class Connection(asyncio.Protocol):
 
     __slots__ = (
         *("_first_s", "_has_body", "_longest_s", "_loop", "_parser", "_paused", "_pieces", "_size"),
-        *("_transport", "_unread", "_waiter", "answered_at_s", "began_at_s", "complete", "error", "headers"),
+        *("_transport", "_unread", "_waiter", "began_at_s", "complete", "error", "has_answered", "headers"),
         *("idle_since_s", "last_at_s", "on_over", "origin", "reusable", "status"),
     )
 
@@ -92,7 +92,7 @@ class Connection(asyncio.Protocol):
         self.status = 0
         self.headers: list[Header] = []
         self.complete = False
-        self.answered_at_s = 0.0
+        self.has_answered = False
         self._longest_s: float | None = None
         self._first_s: float | None = None
         self._has_body = False
@@ -112,8 +112,7 @@ class Connection(asyncio.Protocol):
             return
         self.last_at_s = time.monotonic()
         self._unread += len(data)
-        if not self.answered_at_s:
-            self.answered_at_s = self.last_at_s
+        self.has_answered = True
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -141,6 +140,9 @@ class Connection(asyncio.Protocol):
 
     # the parser's side
 
+    def on_message_begin(self) -> None:
+        self.reusable &= not self.complete  # another answer, of which nobody has asked for any part
+
     def on_header(self, name: bytes, value: bytes) -> None:
         """Keep a header; trailers are ignored."""
         if not self.status:
@@ -149,7 +151,6 @@ class Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         """Keep the status; forget interim ones."""
         if self.complete:
-            self.reusable = False  # a second answer, which nobody has asked for
             return
         status = self._parser.get_status_code()
         if 100 <= status < 200:
@@ -279,9 +280,9 @@ class Connection(asyncio.Protocol):
             self._fail(UpstreamError("timeout", f"The answer was not complete within {total_s:g} s."))
         elif self._first_s is not None and not self._has_body and now_s - self.began_at_s > self._first_s:
             self._fail(UpstreamError("hung", f"The server began no stream within {self._first_s:g} s."))
-        elif not self.answered_at_s and now_s - self.began_at_s > limits.first_byte_s:
+        elif not self.has_answered and now_s - self.began_at_s > limits.first_byte_s:
             self._fail(UpstreamError("timeout", f"The server did not answer within {limits.first_byte_s:g} s."))
-        elif self.answered_at_s and now_s - self.last_at_s > limits.silence_s:
+        elif self.has_answered and now_s - self.last_at_s > limits.silence_s:
             self._fail(UpstreamError("timeout", f"The server was silent for {limits.silence_s:g} s."))
 
     def _fail(self, error: UpstreamError) -> None:

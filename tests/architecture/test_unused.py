@@ -31,6 +31,7 @@ ALLOWED = {
     "services/kit/heads.py:_Connection.on_message_complete": "uvicorn, or httptools, calls it",
     "services/kit/heads.py:_Connection.on_response_complete": "uvicorn, or httptools, calls it",
     "services/router/upstream.py:Connection.on_header": "httptools calls it",
+    "services/router/upstream.py:Connection.on_message_begin": "httptools calls it",
 }
 """``path:name`` of what nothing here calls, and why it stays."""
 
