@@ -212,6 +212,8 @@ class _Carried:
             await self._write(protocol.at_once(status, headers, bytes(self._content)))
 
     async def _pass(self, content: bytes, more: bool) -> None:
+        if self._told is not None and self._told.complete and self._told.on_over is not None:
+            self._told.on_over()  # its client may take a while to read
         has_trailers = not more and self._told is not None and self._told.has_trailers
         for reply in protocol.body_of("response_body", content, is_last=not more and not has_trailers):
             await self._write(reply)
