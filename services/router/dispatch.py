@@ -175,7 +175,7 @@ class Dispatcher:
             except UpstreamError as error:
                 if received.exchange.has_begun:
                     raise
-                failure = error
+                failure, turn.place = error, None
             if failure.reason == "preempted":
                 self.metrics.preemptions.add((turn.model, expected.request_class))
                 server = await take(again=True)
