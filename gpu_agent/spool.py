@@ -84,8 +84,6 @@ class Spool:
 
     def acknowledge(self, intervals: Sequence[EnergyInterval]) -> None:
         """Forget intervals, of a batch or its first ones: the control plane has them. Some may have been lost since."""
-        if not intervals:
-            return
         last = intervals[-1]
         for interval in intervals:
             if self._pending and self._pending[0] is interval:
