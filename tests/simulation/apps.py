@@ -80,7 +80,9 @@ class _Process:
         def judged(link: AssignerLink) -> None:
             may_end = self.coordinator._link is not link or simulation.loop.has_cut or self.has_lost_any
             simulation.check("a connection that works is kept", may_end, f"{self.coordinator.name}: {link.peer}")
+            used = self.coordinator._link
             lost(link)
+            simulation.check("a connection that works is kept", self.coordinator._link is used or used is link)
 
         cast(Any, self.coordinator)._on_lost = judged
 
@@ -154,7 +156,7 @@ async def play(simulation: Simulation) -> None:
     simulation.holds("a stranger is not let in", lambda: _let_in(processes))
     simulation.holds("who has no place among connections is not kept", lambda: _kept(crowd))
     give, take = _judged(simulation, AppQueue._give), _refused(simulation, AppQueue.take)
-    simulation.instead(AppQueue, _give=give, take=take)
+    simulation.instead(AppQueue, _give=give, take=take, _free_for=_spared(simulation, AppQueue._free_for))
     requests = [
         simulation.start(_ask(simulation, processes[draw(len(processes))], n), may_be_cancelled=True)
         for n in range(2 + draw(8))
@@ -182,6 +184,9 @@ async def play(simulation: Simulation) -> None:
         left = kept(process.assigner, but=KEPT) | kept(process.coordinator, but=KEPT)
         simulation.check("nothing is kept of who has gone", not left, f"{process.coordinator.name}: {left}")
     for process in processes:
+        process.adopt(_table(instances, concurrency))
+        seats = {name for queue in process.assigner.queues.values() for name in queue.seats}
+        simulation.check("nothing is kept of who has gone", seats <= instances.keys(), str(seats))
         process.lose_peers()
         await process.coordinator.stop()
     await simulation.quiet()
@@ -300,6 +305,20 @@ def _judged(simulation: Simulation, give: Any) -> Any:
     return judge
 
 
+def _spared(simulation: Simulation, free_for: Any) -> Any:
+    """Have no request sent where it failed while another instance may be asked."""
+
+    def judge(self: AppQueue, ticket: Ticket, now_s: float) -> Seat | None:
+        failed, may_be = ticket.excluded, [each for each in self.seats.values() if each.is_ready]
+        others = [each.id for each in may_be if each.id not in failed and each.breaker.passes(now_s)]
+        found = free_for(self, ticket, now_s)
+        is_other = found is None or found.id not in failed or not others
+        simulation.check("who failed a request is asked last", is_other, f"{found and found.id}, and not {others}")
+        return found
+
+    return judge
+
+
 def _refused(simulation: Simulation, take: Any) -> Any:
     """Have nobody refused for whom an instance is free, even if nobody may wait."""
 
@@ -309,8 +328,13 @@ def _refused(simulation: Simulation, take: Any) -> Any:
             for seat in self.seats.values()
             if seat.is_ready and seat.held < seat.limit and seat.breaker.opened_s is None
         ]
+        place, before = ticket.place, sum(each is not ticket for each in self.tickets.values())
         try:
             take(self, ticket, now_s)
+            is_kept = place in (None, ticket.place)
+            simulation.check("who waits again keeps its place", is_kept, f"{place}, and then {ticket.place}")
+            is_full = ticket.waits_as is not None and place is None and before >= self._most_waiting
+            simulation.check("no more wait than may", not is_full, f"{before} of {self._most_waiting}")
         except NotAssignedError as error:
             was_free = not self.tickets and bool(set(free) - ticket.excluded)
             simulation.check("nobody is refused for whom an instance is free", not was_free, f"{error.reason}: {free}")

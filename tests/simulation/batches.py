@@ -27,7 +27,7 @@ from services.serving.settings import ServingSettings
 from tests.serving.test_batch_worker import Known, Table, unlimited
 from tests.simulation import model_servers, postgres, system
 from tests.simulation.loop import Simulation
-from tests.simulation.postgres import Losses, SimulatedPostgres
+from tests.simulation.postgres import SimulatedPostgres
 from tests.support.routers import MODEL
 
 STEPS = 60_000
@@ -156,9 +156,7 @@ async def _play(simulation: Simulation) -> None:
         world = World(simulation, database, nothing, nothing, nothing)
         world.sends, world.told, world.answers, world.made = Counter(), Counter(), defaultdict(dict), {}
         database.on_commit = _checks(world)
-        database.late = (0.03, 0.3)[draw(2)]
-        level = draw(4)
-        database.losses = Losses(*(rate * level for rate in (0.01, 0.002, 0.01, 0.001)))
+        database.trouble(4)
         world.most_deaths = (2, 0, 6)[draw(3)]
         world.has_two = "serving"
         simulation.holds("processes die", world.step)
@@ -174,12 +172,7 @@ async def _play(simulation: Simulation) -> None:
         await asyncio.wait(users)
         await asyncio.sleep(5.0 * draw(6))
         disturbing.cancel()
-        world.most_deaths = 0
-        for each in world.running.values():
-            each.dies_at_step = None
-        database.restart()
-        simulation.calm_down()
-        database.clock.ahead_s = 0.0
+        world.calm_down()
         left: list[Any] = []
         for _ in range(CALM_S):
             await asyncio.sleep(1)

@@ -37,7 +37,7 @@ from services.kit.repeating import repeat
 from services.scheduler.repository.rounds import RENUMBER, UNPLACE
 from tests.simulation import model_servers, postgres, system
 from tests.simulation.loop import Simulation
-from tests.simulation.postgres import Losses, SimulatedPostgres
+from tests.simulation.postgres import SimulatedPostgres
 
 S = JobState
 STEPS = 60_000
@@ -293,9 +293,7 @@ async def _play(simulation: Simulation) -> None:
             database.rows(
                 f"INSERT INTO cells (name, url, key, home, tenant_id) VALUES ('{name}', 'http://x', '', 'me', 't')"
             )
-        database.late = (0.03, 0.3)[draw(2)]
-        level = draw(3)
-        database.losses = Losses(*(rate * level for rate in (0.01, 0.002, 0.01, 0.001)))
+        database.trouble(3)
         world.most_deaths = (3, 0, 8)[draw(3)]
         world.has_two = "admission"
         simulation.holds("processes die", world.step)
@@ -313,11 +311,7 @@ async def _play(simulation: Simulation) -> None:
         await asyncio.wait(users)
         await asyncio.sleep(20.0 * draw(6))
         disturbing.cancel()
-        world.most_deaths = 0
-        for each in world.running.values():
-            each.dies_at_step = None
-        database.restart()
-        simulation.calm_down()
+        world.calm_down()
         database.rows("UPDATE cells SET draining = false")
         left: list[Any] = []
         for _ in range(0, CALM_S, 10):

@@ -84,6 +84,8 @@ class _World:
         own = TenantLimits(requests_per_s=rate, burst=burst)
         key = ResolvedKey(identity=identity, limits=own, expires_at=self.expires_at)
         asked_s = self.simulation.loop.time()
+        is_old = asked_s >= gateway.confirmed_s + MAX_AGE_S - 1e-6
+        self.simulation.check("a key that was confirmed just now is not asked for", is_old, str(asked_s))
         try:
             is_known = await self.simulation.boundary(self._is_known, unavailable("Admission"), may_repeat=True)
         except ProblemError:

@@ -53,7 +53,7 @@ ROOMS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "services/router/answers.py": ("router", "limits", "picking"),
         "services/router/upstream.py": ("router",),
         "services/router/breaker.py": ("router", "apps"),
-        "services/router/gate.py": ("router", "limits"),
+        "services/router/gate.py": ("router", "limits", "budgets"),
         "services/router/picking/picker.py": ("picking",),
         "services/router/picking/protocol.py": ("picking",),
     },
@@ -121,7 +121,12 @@ KNOWN = (
     ),
 )
 """Faults that no campaign of chaos found (docs/reliability.md): a file, what stands there, what takes its place."""
-JUDGED = tomllib.loads((Path(__file__).parent / "equivalent.toml").read_text())["equivalent"]
+JUDGED: Mapping[tuple[str, ...], Mapping[str, Any]] = {
+    tuple(fault): judgement
+    for judgement in tomllib.loads((Path(__file__).parent / "equivalent.toml").read_text())["equivalent"]
+    for fault in judgement["faults"]
+}
+"""By file, function, kind and first changed line."""
 ROUND = 25
 """Schedules of a scenario before the next one's turn."""
 MOST_KNOWN = 200
@@ -397,8 +402,7 @@ def _search(turns: Sequence[_Turns], cpu_s: float) -> Outcome:
 
 def judged(mutant: Mutant, what: str) -> Mapping[str, Any] | None:
     """Return the judgement that a fault changes nothing that could be seen; None if there is none."""
-    this = {"path": mutant.path, "within": mutant.within, "operator": mutant.operator, "what": what}
-    return next((each for each in JUDGED if this == {name: each[name] for name in this}), None)
+    return JUDGED.get((mutant.path, mutant.within, mutant.operator, what))
 
 
 def main(arguments: Sequence[str]) -> int:

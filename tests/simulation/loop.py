@@ -26,6 +26,8 @@ from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar, cast
 from unittest.mock import patch
 
+from services.kit.logging import Log
+
 EPOCH_S = 1_700_000_000.0
 """UTC seconds at which virtual time begins."""
 TIMERS_AT_ONCE_S = 1e-3
@@ -53,6 +55,11 @@ _PROCESS: ContextVar[Process | None] = ContextVar("process", default=None)
 
 GIVES_BACK = "PoolConnectionHolder.release"
 """asyncpg's own task: it ends the connection if its server does not stop work in time, and may tell nobody."""
+
+
+OURS = (AttributeError, TypeError, NameError, LookupError, AssertionError)
+"""What only a fault of the program raises; of what is read from others, these may be."""
+OF_OTHERS = frozenset({"server.not_registered", "workload.not_scaled"})
 
 
 class BreachError(AssertionError):
@@ -626,6 +633,7 @@ class Simulation:
             with (
                 _virtual_world(loop, self.choices.below(ENTROPIES)),
                 patch.object(warnings, _UNAWAITED, loop.note_unawaited),
+                patch.object(Log, "emit", self._logged),
             ):
                 main = loop.create_task(play)
                 loop.run_until_complete(main)
@@ -638,6 +646,11 @@ class Simulation:
         finally:
             _dispose(loop)
             self._at_end.close()
+
+    def _logged(self, level: int, event: str, *_: Any, **__: Any) -> None:
+        error = sys.exception()
+        if isinstance(error, OURS) and not isinstance(error, BreachError) and event not in OF_OTHERS:
+            self.loop.failure = self.loop.failure or BreachError("nothing fails unseen", f"{event}: {error!r}")
 
     def _before_step(self) -> None:
         self._look()

@@ -50,6 +50,7 @@ from gpu_agent.spool import Spool
 from services.contracts.commands import AnyCommand, SetDevices, StartGang, StopGang, command_document
 from services.contracts.jobs import JobSpec
 from services.contracts.nodes import (
+    PORT_TAKEN,
     DeviceControls,
     EndedBy,
     EnergyInterval,
@@ -179,6 +180,7 @@ class _Shims:
     memory: dict[str, int] = field(default_factory=dict[str, int])
     accounts: dict[str, Any] = field(default_factory=dict[str, Any])
     released: set[str] = field(default_factory=set[str])
+    poison: set[int | None] = field(default_factory=set[int | None])
     boot: str = "boot0"
     boots: list[float] = field(default_factory=list[float])
     clock: Clock = field(default_factory=Clock)
@@ -357,6 +359,16 @@ class _Shims:
 
         return judge
 
+    def rejected(self, reject: Any) -> Any:
+        """Return how an interval is set aside, which the control plane has refused for good."""
+
+        def judge(spooled: Spool, interval: EnergyInterval) -> None:
+            is_refused = interval.sequence in self.poison
+            self.simulation.check("only what is refused is set aside", is_refused, str(interval.sequence))
+            reject(spooled, interval)
+
+        return judge
+
     def held(self) -> Iterator[int]:
         """Yield the devices of gangs that have processes, each as often as it is held."""
         return (index for each in self.running() for index in each.devices)
@@ -523,6 +535,9 @@ class _Plane:
         elif (limit := self.shims.memory.get(name)) is not None:
             words = "its own limit was not reached" if not limit else "of 1.0 GiB"
             check("an end is told as it was", words in (rank.detail or ""), f"{name}: {rank.detail}")
+        else:  # whoever holds the port of a server that does not say that it is one
+            is_odd = "killed because" in (rank.detail or "") or PORT_TAKEN in (rank.detail or "")
+            check("an end is told as it was", not is_odd, f"{name}: {rank.detail}")
 
     def _energy(self, report: EnergyReport) -> EnergyReceipt:
         self._simulation.check("no empty report is sent", bool(report.intervals))
@@ -705,6 +720,7 @@ class _Agent(Agent):
             is_billed=lambda allocation_id: not self.spool.mentions(allocation_id),
             is_clean=self.controls.is_clean,
             fetch=self._fetch,
+            is_taken=lambda _: True,
         )
         self.partitions = cast(
             Any,
@@ -762,6 +778,8 @@ class _Agent(Agent):
         return (stand_in.devices is not None and stand_in.devices.has_failed) or bool(self._problems())
 
     def _register_again(self, devices: Any) -> None:
+        is_other = devices != self.plane._registration.devices
+        self._simulation.check("a node registers again when it has other devices", is_other)
         cast(Any, self)._stand_in.register_again()
         ControlPlane.register_again(self.plane, devices)
 
@@ -829,7 +847,7 @@ class _Devices:
         self._counts = draw(6) != 1
         self.estimates = draw(6) == 1
         self.has_failed = not self._counts
-        self._extra_gib = 0
+        self._extra_gib = self._changes = 0
 
     def asks(self, work: Any, *, clock: bool = False) -> Any:
         """Return a method of the driver that may fail."""
@@ -868,7 +886,8 @@ class _Devices:
         may_change = not self._simulation.is_calm and self._simulation.loop.process_now() is not None
         often = 0.5 if self.plane.registering > 0 else 0.05
         is_new = may_change and self._simulation.choices.below(2, often=often) == 1
-        self._extra_gib ^= is_new
+        self._changes += is_new
+        self._extra_gib ^= is_new and self._changes % 3 != 0  # at times it is as it was before
         return is_new
 
     def listed(self, work: Any) -> Any:
@@ -1061,6 +1080,7 @@ def a_host(simulation: Simulation, shims: _Shims, commands: _Outbox, devices: _D
         (outbox, "delete", commands.delete),
         (files, "replace", may_fail(files.replace)),
         (shim, "write_facts", may_fail(write_facts)),
+        (Spool, "reject", shims.rejected(Spool.reject)),
         (RankFolder, "request_stop", shims.requested(RankFolder.request_stop)),
         (SimulatedDriver, "_advance", drawn.noted(SimulatedDriver._advance)),
         (meter.Meter, "_interval", drawn.judged(meter.Meter._interval)),
@@ -1119,6 +1139,7 @@ async def play(simulation: Simulation) -> None:
     settings = AgentSettings.model_construct(**cast(Any, _settings() | own))
     plane.shims = shims
     plane.poison = draw(20) if draw(4) == 1 else None
+    shims.poison = {plane.poison}
     relaying = simulation.loop.create_task(plane.relay())
     user = simulation.start(_use(simulation, plane, shims))
     agent: _Agent | None = None

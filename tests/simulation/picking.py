@@ -19,7 +19,7 @@ import httptools
 from services.router.app import Router
 from services.router.picking import picker
 from services.router.picking.picker import OVER, Picker
-from services.router.picking.protocol import Reply
+from services.router.picking.protocol import FULL_DUPLEX, Reply, Said
 from tests.simulation import router
 from tests.simulation.loop import Simulation
 from tests.support import gateways
@@ -31,6 +31,8 @@ ENDS_S = 2.0
 """Once the gateway has ended a stream, the picker does so within this time."""
 PIECE_BYTES, CHUNK_BYTES = 100, 150
 """Of bodies, to the picker and from it: less than the bodies here, so that these pass in pieces."""
+ELSEWAY = 2
+"""A mode in which a gateway gathers a body first."""
 ELSEWHERE = "10.0.0.1:8000"
 """Where no server is."""
 
@@ -271,3 +273,24 @@ async def play(simulation: Simulation) -> None:
             client.headers = {name.encode(): value.encode() for name, value in answer.headers.items()}
 
     await router._play(simulation, requests, carry)
+    await _knock(simulation)
+
+
+async def _knock(simulation: Simulation) -> None:
+    """Have gateways end at once, or pass bodies in a way that cannot be served, which they are told."""
+    reached = list[bool]()
+
+    async def handle(*_: Any) -> None:
+        reached.append(True)
+
+    for mode in (None, FULL_DUPLEX, ELSEWAY):
+        stream, said = _Stream(simulation), Said()
+        said.request_headers.end_of_stream = True
+        said.protocol_config.request_body_mode = said.protocol_config.response_body_mode = mode or 0
+        stream.said.put_nowait(OVER if mode is None else said)
+        await Picker(handle, None)._process(None, _Context(stream))
+        is_told, is_served = not stream.replies.empty(), bool(reached)
+        what = f"{mode}: {is_told}, {is_served}"
+        is_so = (is_told, is_served) == (mode == ELSEWAY, mode == FULL_DUPLEX)
+        simulation.check("a gateway that cannot be served is told", is_so, what)
+        reached.clear()

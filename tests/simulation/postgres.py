@@ -360,6 +360,12 @@ class SimulatedPostgres:
             session.close()
         self._server.drop(self._name)
 
+    def trouble(self, levels: int) -> None:
+        """Draw how late answers are, and how often connections and answers are lost."""
+        draw = self._simulation.choices.below
+        self.late, level = (0.03, 0.3)[draw(2)], draw(levels)
+        self.losses = Losses(*(rate * level for rate in (0.01, 0.002, 0.01, 0.001)))
+
     def died(self, process: Process) -> None:
         """Have the connections of a process end that was killed; what it had sent may be carried out."""
         for link in [each for each in self._links if each.process is process]:

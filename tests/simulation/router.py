@@ -41,6 +41,7 @@ from services.router.lanes import (
     LaneRules,
     Lanes,
     NoServerError,
+    NoSpareError,
     QueueFullError,
     Ticket,
 )
@@ -49,7 +50,7 @@ from services.router.outgoing import RequestWriter
 from services.router.probes import Trials, probe
 from services.router.reports import unreported
 from services.router.settings import RouterSettings
-from services.router.turn import Tokens, Turn
+from services.router.turn import Received, Tokens, Turn
 from services.router.upstream import CHECK_S, KEPT_S, Connection, Limits, Origin, UpstreamError
 from tests.simulation.kept import kept
 from tests.simulation.loop import EPOCH_S, SimulatedServer, Simulation
@@ -68,7 +69,7 @@ BODY_BYTES, BODIES_BYTES, ANSWER_BYTES, WAITING_BYTES, HEAD_BYTES = 2_000, 3_000
 BUSY, CLOSES, SILENT, BROKEN, NONSENSE, BREAKS_OFF = 1, 2, 3, 4, 5, 6
 TELLS_EARLY, CLOSES_AFTER, ANSWERS_TWICE, HAS_NO_LENGTH = 7, 8, 9, 10
 HAS_LARGE_HEAD, HAS_NO_STATUS, IS_LARGE, SWITCHES = 11, 12, 13, 14
-REFUSES_KEY, HAS_TRAILERS = 15, 16
+REFUSES_KEY, HAS_TRAILERS, IS_ENCODED = 15, 16, 17
 """What a model server does instead of answering as it should; from the second line on, to whole answers alone."""
 STATUS_OF = {
     "queue_full": 429,
@@ -85,6 +86,8 @@ INSIDE, OUTSIDE = "127.0.0.0/8", "10.0.0.1"
 """Where endpoints may be, and where one is that may not."""
 BLOCK_CHARACTERS = 64
 """Prompts are told apart, and found to be alike, by so many."""
+HUNG_S = 0.5
+"""A stream that its server does not begin within this time may be requested from another."""
 ARRIVES_S = 1.0
 """Within this time the first of an answer arrives."""
 MOST_OWED = 2.5
@@ -102,6 +105,7 @@ KEPT = frozenset(
         "Lanes": ("_lanes",),
         "WeightedRoundRobin": ("_credit",),
         "Lane": ("servers", "others"),
+        "KeyRules": ("_months",),
         "ServerCosts": ("_sessions", "adapters"),
         "PrefixCache": ("_blocks",),
         "Origin": ("_addresses",),
@@ -131,7 +135,12 @@ class _Requests:
         limits: Of each key.
         let_in: How many requests each key was let in with.
         used: How many tokens each key has used.
+        expected, settled: Of who is there, and of who was, as the limits of keys have it.
+        excess: Why a key has used up a budget.
         spare: Who holds a place that others left.
+        holders: Who holds any place.
+        failed: The servers that failed a request in a lane.
+        turns: How often a request was brought to a lane.
         refuse_usage: Servers that know no such option of a request.
         with_key: Servers that the router has a key for.
         arrived: Requests that were counted for the planner.
@@ -166,7 +175,11 @@ class _Requests:
         self.flex = 0
         self.limits = NO_KEY_LIMITS
         self.let_in, self.used = Counter[str](), Counter[str]()
+        self.expected, self.settled, self.excess = Counter[str](), Counter[str](), dict[str, str]()
         self.spare: set[Ticket] = set()
+        self.holders: set[Ticket] = set()
+        self.failed: dict[Ticket, set[str]] = {}
+        self.turns = 0
 
 
 class _ModelServer(asyncio.Protocol):
@@ -212,7 +225,7 @@ class _ModelServer(asyncio.Protocol):
     async def _answer(self, asked: Mapping[str, Any]) -> None:
         draw = self._simulation.choices.below
         number = int(asked["user"])
-        outcome = draw(7 if asked.get("stream") else 17, often=0.5)
+        outcome = draw(7 if asked.get("stream") else 18, often=0.5)
         wants_usage = "stream_options" in asked
         if wants_usage and self._name in self._requests.refuse_usage:
             self._send(b"HTTP/1.1 400 Odd\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}")
@@ -260,6 +273,7 @@ class _ModelServer(asyncio.Protocol):
         if outcome == HAS_TRAILERS:
             length = b"transfer-encoding: chunked\r\n"
             body = b"%x\r\n%s\r\n0\r\ncontent-type: text/odd\r\n\r\n" % (len(body), body)
+        ends += b"content-encoding: odd\r\n" if outcome == IS_ENCODED else b""
         head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n" + length + ends + b"\r\n"
         second = head + body.replace(b'"for":', b'"not_for":') if outcome == ANSWERS_TWICE else b""
         second = second.replace(b"200 OK", b"500 Odd") if draw(2) else second
@@ -268,10 +282,12 @@ class _ModelServer(asyncio.Protocol):
         if outcome != BREAKS_OFF:
             self._requests.whole.add((number, self._name))
         self._requests.began_s[number, self._name] = time.monotonic()
-        if second:  # both arrive at once: what comes later nobody could tell from the answer to the next request
+        if second:  # it has begun by then: what comes later nobody could tell from the answer to the next request
             self._requests.spoilt.add(self._transport.peer)
-            self._transport._send(answer + second)
-            answer = b""
+            begun = 1 + draw(len(second))
+            self._transport._send(answer + second[:begun])
+            await asyncio.sleep(0.05 * draw(8))
+            answer = second[begun:]
         for at in range(0, len(answer), size):
             self._send(answer[at : at + size])
             if size < len(answer):
@@ -424,8 +440,10 @@ class _Client:
         """Return what is wrong with the answer, None for nothing."""
         if self.is_too_large:
             return None if self.status in (413, 429, 503) else f"{self.status} to {len(self._body)} bytes"
-        if b"The router failed" in self.content:
+        if b"The router failed" in self.content or b"None" in self.content:
             return self.content.decode()
+        if self.is_flex and b"x-wattshift-model" in self.headers:
+            return "another model answers who gets only what is left"
         if self.status == 401 or (self.status == 400 and (self.wants_usage or (is_carried and self.is_stream))):
             return None
         if self.status != 200:
@@ -438,7 +456,7 @@ class _Client:
             found = orjson.loads(self.content)
             if (b"x-wattshift-model" in self.headers) != found["by"].startswith(OTHER_MODEL):
                 return f"an answer by {found['by']} says {self.headers}"
-            if (found.get("service_tier") == "flex") is not self.is_flex:
+            if (found.get("service_tier") == "flex") is not (self.is_flex and b"content-encoding" not in self.headers):
                 return f"the tier {found.get('service_tier')}, where flex was {self.is_flex}"
             return None if found["for"] == self.number else f"the answer to {found['for']}"
         events = [each.strip() for each in self.content.split(b"\n\n") if each.startswith(b"data:")]
@@ -464,14 +482,15 @@ class _Client:
 class _Keys:
     """The keys of callers: their tenants' names."""
 
-    def __init__(self, limits: KeyLimits) -> None:
-        self._limits = limits
+    def __init__(self, requests: _Requests) -> None:
+        self._requests = requests
 
     async def caller(self, authorization: bytes | None, *_: Any) -> ResolvedKey:
         """Return the caller, some time later."""
         await asyncio.sleep(0)
-        return _key((authorization or b"").decode().removeprefix("Bearer ")).model_copy(
-            update={"key_limits": self._limits}
+        tenant = (authorization or b"").decode().removeprefix("Bearer ")
+        return _key(tenant).model_copy(
+            update={"key_limits": self._requests.limits, "excess": self._requests.excess.get(tenant)}
         )
 
 
@@ -501,6 +520,7 @@ def _router(simulation: Simulation, requests: _Requests) -> Router:
         "max_queue": (6, 2)[draw(2)],
         "network_ms": ({}, {"default": {"there": 300.0}})[draw(2)],
         "flex_wait_s": 3.0,
+        "stream_first_byte_timeout_s": HUNG_S,
         "max_requests_per_tenant": AT_ONCE,
         "max_body_bytes": BODY_BYTES,
         "max_buffered_bytes": BODIES_BYTES,
@@ -536,7 +556,7 @@ def _put_together(router: Router, clock_s: Callable[[], float], requests: _Reque
 
     writer = RequestWriter(settings.order, router.upstream_keys)
     made.trials = Trials(router.fleet, router.lanes, writer)
-    made.gate = Gate(settings, cast(Any, _Keys(requests.limits)))
+    made.gate = Gate(settings, cast(Any, _Keys(requests)))
     made.gate.limiter = RateLimiter(clock_s)
     made.gate.rules = KeyRules(made.gate.limiter)
     dispatcher = Dispatcher(
@@ -609,7 +629,7 @@ class _Servers:
             classes=[{"name": "SS"}, {"name": "LS"}],
             fallback=["gone", OTHER_MODEL] if self._has_fallback else [],
         )
-        other = a_routed_pool(OTHER_MODEL, models=[OTHER_MODEL], tenants=list(TENANTS))
+        other = a_routed_pool(OTHER_MODEL, models=[OTHER_MODEL], tenants=list(TENANTS), starting=1)
         servers = [
             RoutedServer.model_validate(each | {"request_class": each["request_class"] and each["request_class"] + "S"})
             for each in self._known.values()
@@ -639,6 +659,59 @@ async def limits(simulation: Simulation) -> None:
     await _play(simulation, requests)
 
 
+async def budgets(simulation: Simulation) -> None:
+    """As before, but keys may use so many tokens in a month, and some have used up another budget."""
+    draw, requests = simulation.choices.below, _Requests()
+    requests.limits = KeyLimits(month_tokens=(20, 60, 300)[draw(3)])
+    requests.excess = {tenant: "All is used up." for tenant in TENANTS if draw(4) == 1}
+    simulation.instead(
+        KeyRules,
+        admit=_admitted(simulation, KeyRules.admit),
+        take_tokens=_within(simulation, requests, KeyRules.take_tokens),
+        settle=_settled(requests, KeyRules.settle),
+    )
+    await _play(simulation, requests)
+    for tenant in TENANTS:
+        is_so = requests.settled[tenant] == requests.used[tenant] and not requests.expected[tenant]
+        what = f"{requests.settled} of {requests.used}, {requests.expected} are expected"
+        simulation.check("a key is charged for what it has used", is_so, what)
+
+
+def _admitted(simulation: Simulation, admit: Any) -> Any:
+    def judge(self: KeyRules, key: ResolvedKey) -> Any:
+        simulation.check("who is let in has a budget", (told := admit(self, key)) is not None and not key.excess)
+        return told
+
+    return judge
+
+
+def _within(simulation: Simulation, requests: _Requests, take: Any) -> Any:
+    """Have nobody let in whose budget may be used up by who is there, nor anybody refused whose is not."""
+
+    def judge(self: KeyRules, received: Received, tokens: int) -> None:
+        tenant, most = received.key.identity.tenant_id, received.key.key_limits.month_tokens or 0
+        may = requests.settled[tenant] + requests.expected[tenant] < most
+        is_let_in = False
+        try:
+            take(self, received, tokens)
+            is_let_in = True
+        finally:
+            simulation.check("a budget of a key is kept", is_let_in is may, f"{tenant}: {requests.settled} of {most}")
+        requests.expected[tenant] += tokens
+
+    return judge
+
+
+def _settled(requests: _Requests, settle: Any) -> Any:
+    def judge(self: KeyRules, received: Received) -> None:
+        if received.taken_tokens is not None:
+            requests.expected[received.key.identity.tenant_id] -= received.taken_tokens
+            requests.settled[received.key.identity.tenant_id] += received.used_tokens
+        settle(self, received)
+
+    return judge
+
+
 async def _play(simulation: Simulation, requests: _Requests, handle: Handle = _at_the_door) -> None:
     draw = simulation.choices.below
     requests.refuse_usage = {name for name in ("a", "b", "c", OTHER_MODEL) if draw(6) == 1}
@@ -653,11 +726,13 @@ async def _play(simulation: Simulation, requests: _Requests, handle: Handle = _a
     simulation.rests("no server with room stands beside a request that may use it", lambda: _stands_by(router))
     simulation.holds("no more is held in memory than may be", lambda: _too_much(router))
     simulation.holds("only a server that has failed is ejected", lambda: _ejected_for_nothing(simulation, router))
+    simulation.rests("who waits is in the queue", lambda: _waits_beside(router))
     simulation.rests("a gate that is closed is empty when nobody is in it", lambda: _not_told(router))
     closes = draw(3) == 1
     simulation.instead(
         Lane,
         take=_judged(simulation, Lane.take),
+        take_spare=_left_over(simulation, Lane.take_spare),
         choose=_chosen(simulation, Lane.choose),
         _begin=_begun(requests, Lane._begin),
         leave=_left(requests, Lane.leave),
@@ -666,7 +741,8 @@ async def _play(simulation: Simulation, requests: _Requests, handle: Handle = _a
     simulation.instead(
         Dispatcher,
         serve=_served(requests, Dispatcher.serve),
-        _note_failure=_noted(simulation, Dispatcher._note_failure),
+        _in_lane=_brought(requests, Dispatcher._in_lane),
+        _note_failure=_noted(simulation, requests, Dispatcher._note_failure),
     )
     simulation.instead(
         Outcomes,
@@ -680,7 +756,7 @@ async def _play(simulation: Simulation, requests: _Requests, handle: Handle = _a
     )
     simulation.instead(
         Origin,
-        connection=_used_again(simulation, Origin.connection),
+        connection=_used_again(simulation, requests, Origin.connection),
     )
     simulation.instead(upstream, HIGH_WATER=WAITING_BYTES[draw(2)], MOST_HEAD_BYTES=HEAD_BYTES)
     simulation.instead(expectations, BLOCK_CHARACTERS=BLOCK_CHARACTERS)
@@ -688,7 +764,7 @@ async def _play(simulation: Simulation, requests: _Requests, handle: Handle = _a
         simulation.start(_ask(simulation, router, requests, client, handle), may_be_cancelled=True)
         for client in clients
     ]
-    looking = simulation.loop.create_task(_look(simulation, router, servers))
+    looking = simulation.loop.create_task(_look(simulation, router, servers, requests))
     if closes:
         simulation.loop.call_later(0.1 * draw(30), _close, simulation, router)
     await asyncio.wait(asked)
@@ -706,11 +782,14 @@ async def _play(simulation: Simulation, requests: _Requests, handle: Handle = _a
     busy = [server.id for server in fleet.every_server() if server.origin.busy]
     check("every connection is given back", not busy, str(busy))
     check("a request is counted once", requests.arrived <= requests.served, f"{requests.arrived} of {requests.served}")
+    counted = sum(router.metrics.requests.values.values())
+    check("a request is counted once", counted == requests.turns, f"{counted} of {requests.turns}")
     for name, wrong in _limits(simulation, router, requests).items():
         check(name, wrong is None, str(wrong))
     for client in clients:
         outcomes, may_go_on = requests.outcomes.get(client.number, []), simulation.loop.has_cut
         may_go_on |= requests.has_fallback and client.may_repeat
+        may_go_on |= client.is_stream and client.may_repeat  # it has begun no stream for long
         waits = SILENT not in outcomes[:-1] or may_go_on or router.settings.preemptions > 0 or client.is_flex
         check("who has waited for long enough is not sent elsewhere", waits, f"{client.number}: {outcomes}")
         worked_on = requests.worked_on.get(client.number, 0)
@@ -733,7 +812,7 @@ async def _play(simulation: Simulation, requests: _Requests, handle: Handle = _a
     check("what nobody has used for long is closed", not idle, str(idle))
 
 
-async def _look(simulation: Simulation, router: Router, servers: _Servers) -> None:
+async def _look(simulation: Simulation, router: Router, servers: _Servers, requests: _Requests) -> None:
     """Do what the router repeats, and change the table now and then."""
     draw, often = simulation.choices.below, (0.3, 0.9)[simulation.choices.below(2)]
     for turn in range(10_000):
@@ -744,10 +823,18 @@ async def _look(simulation: Simulation, router: Router, servers: _Servers) -> No
             waits = next(filter(None, map(_waits_in_vain, router.lanes.all())), None)
             simulation.check("nobody waits where no server may be asked", waits is None, str(waits))
         await router._check()
+        keeps = [each.request.id for each in requests.holders if _is_answered(each)]
+        simulation.check("a place is given back when the answer is there", not keeps, str(keeps))
         idle = next(filter(None, map(_stands_idle, router.lanes.all())), None)
         simulation.check("no server with room stands beside a request that may use it", idle is None, str(idle))
         if turn % 4 == 3:
             simulation.start(_probe(router))
+
+
+def _is_answered(ticket: Ticket) -> bool:
+    """Whether all of an answer is there, which only a slow client has yet to take."""
+    connection = ticket.connection
+    return connection is not None and bool(connection.complete) and connection.on_over is not None
 
 
 async def _probe(router: Router) -> None:
@@ -793,7 +880,7 @@ def _untrue(simulation: Simulation, router: Router, requests: _Requests, client:
         or any(each.breaker.opened_s is not None for each in servers)
         or waited_s > 0
         or requests.carried.get(client.number) is not None,
-        "upstream_timeout": SILENT in outcomes or waited_s > LIMITS.silence_s,
+        "upstream_timeout": SILENT in outcomes or waited_s > HUNG_S,
         "upstream_busy": BUSY in outcomes or client.number in requests.answered_between,
         "upstream_rate_limited": BUSY in outcomes,
         "upstream_malformed": bool(set(MALFORMED) & set(outcomes)) or ANSWERS_TWICE in outcomes,
@@ -808,6 +895,8 @@ def _untrue(simulation: Simulation, router: Router, requests: _Requests, client:
         is_true = not requests.with_key.issuperset(requests.refused.get(client.number, requests.with_key))
     if client.status == 500:
         is_true = BROKEN in outcomes
+    if code == "upstream_error":
+        is_true = client.status not in (429, 502, 503, 504)  # another server is asked
     if client.status == 200 and not client.is_stream:
         is_true = outcomes[-1:] not in ([BROKEN], [BUSY])
     return None if is_true else f"{client.number}: {client.status} {code}, {outcomes}, after {waited_s:.2f} s"
@@ -836,6 +925,7 @@ def _begun(requests: _Requests, begin: Any) -> Any:
     def judge(self: Lane, ticket: Ticket, server: Server) -> None:
         if ticket.is_spare:
             requests.spare.add(ticket)
+        requests.holders.add(ticket)
         begin(self, ticket, server)
 
     return judge
@@ -844,6 +934,7 @@ def _begun(requests: _Requests, begin: Any) -> Any:
 def _left(requests: _Requests, leave: Any) -> Any:
     def judge(self: Lane, ticket: Ticket, server: Server) -> float:
         requests.spare.discard(ticket)
+        requests.holders.discard(ticket)
         return leave(self, ticket, server)
 
     return judge
@@ -893,12 +984,22 @@ def _stands_idle(lane: Lane, *, may_be_tried: bool = True) -> str | None:
     return None
 
 
+def _waits_beside(router: Router) -> str | None:
+    for lane in router.lanes.all():
+        there = {each.id for each in lane.queue}
+        for name, ticket in lane._tickets.items():
+            if ticket.given is not None and not ticket.given.done() and name not in there:
+                return name
+    return None
+
+
 def _waits_in_vain(lane: Lane) -> str | None:
     """Say who waits though each server is ejected, excluded or gone."""
     now_s = time.monotonic()
     for request in lane.queue:
-        known = [each for each in (*lane.servers, *lane.others) if _may_use(lane._tickets[request.id], each)]
-        if not any(
+        ticket = lane._tickets[request.id]
+        known = [each for each in (*lane.servers, *lane.others) if _may_use(ticket, each)]
+        if ticket.waits_since_s is None and not any(
             each.breaker.opened_s is None or now_s >= each.breaker.opened_s + each.breaker.pause_s for each in known
         ):
             return request.id
@@ -935,7 +1036,35 @@ def _judged(simulation: Simulation, take: Any) -> Any:
             simulation.check("who is told that there is no server has none", waited or not still, str(still))
             raise
         except QueueFullError:
-            simulation.check("nobody waits where no server may be asked", bool(passes), ticket.request.id)
+            waits = bool(passes) or (self.starting is not None and first_s > 0)
+            simulation.check("nobody waits where no server may be asked", waits, ticket.request.id)
+            is_there = bool(self.servers or self.others) or simulation.loop.time() == now_s
+            simulation.check("who is told that servers are full has some", is_there, ticket.request.id)
+            raise
+
+    return judge
+
+
+def _left_over(simulation: Simulation, take: Any) -> Any:
+    """Have nobody refused what others leave while a server has nothing to do."""
+
+    async def judge(self: Lane, ticket: Ticket, until_s: float, places: Any) -> Any:
+        try:
+            return await take(self, ticket, until_s, places)
+        except NoSpareError:
+            sound = [
+                [each for each in group if _may_use(ticket, each) and each.breaker.opened_s is None]
+                for group in (self.servers, self.others)
+            ]
+            idle = [
+                each.id
+                for each in next(filter(None, sound), [])
+                if not (
+                    each.held or each.held_elsewhere or each.costs.queued or (places and each.location not in places)
+                )
+            ]
+            is_so = bool(len(self.queue)) or not idle
+            simulation.check("nobody is refused what others leave", is_so, f"{ticket.request.id}: {idle}")
             raise
 
     return judge
@@ -1176,14 +1305,18 @@ def _learned(simulation: Simulation, requests: _Requests, learn: Any) -> Any:
     return judge
 
 
-def _used_again(simulation: Simulation, connect: Any) -> Any:
-    """Have a connection that is kept be used, before another one is made."""
+def _used_again(simulation: Simulation, requests: _Requests, connect: Any) -> Any:
+    """Have a connection that is kept be used, before another one is made, unless it has more than was asked for."""
 
     async def judge(self: Origin, limits: Limits, **how: Any) -> Connection:
         kept_s = how.get("unused_s", KEPT_S)
         kept = [each for each in self.idle if each.is_open and time.monotonic() - each.idle_since_s <= kept_s]
+        before = [*self.idle]
         found = await connect(self, limits, **how)
         simulation.check("a connection that is kept is used", found in kept or not kept, self.url)
+        transport: Any = found._transport
+        is_clean = found not in before or (transport not in requests.spoilt and not transport.is_closing())
+        simulation.check("a connection is used again if it is open and nothing is on it", is_clean, self.url)
         return found
 
     return judge
@@ -1194,6 +1327,14 @@ def _served(requests: _Requests, serve: Any) -> Any:
         requests.served += 1
         requests.let_in[arguments[1].key.identity.tenant_id] += 1
         return await serve(*arguments)
+
+    return count
+
+
+def _brought(requests: _Requests, bring: Any) -> Any:
+    async def count(*arguments: Any) -> Any:
+        requests.turns += 1
+        return await bring(*arguments)
 
     return count
 
@@ -1212,11 +1353,14 @@ def _not_told(router: Router) -> str | None:
     return "it is not closed" if gate.is_empty.is_set() else None
 
 
-def _noted(simulation: Simulation, note: Any) -> Any:
+def _noted(simulation: Simulation, requests: _Requests, note: Any) -> Any:
     """Have each failure count that is a server's own."""
 
     def judge(self: Dispatcher, ticket: Ticket, server: Server, error: UpstreamError) -> None:
-        before = server.breaker.failures
+        before, failed = server.breaker.failures, requests.failed.setdefault(ticket, set())
+        is_so = ticket.failures == len(failed)
+        simulation.check("who failed a request counts once", is_so, f"{ticket.failures} of {failed}")
+        failed.update({server.id} if error.reason != "preempted" else ())
         note(self, ticket, server, error)
         is_own = error.reason not in ("preempted", "no_key", "rate_limited", "slow_client")
         counts = server.breaker.failures == before + is_own
@@ -1224,7 +1368,8 @@ def _noted(simulation: Simulation, note: Any) -> Any:
         is_ejected = error.reason != "connect" or server.breaker.opened_s is not None
         simulation.check("who cannot be reached is ejected", is_ejected, server.id)
         is_outside = server.spec.url.startswith(f"http://{OUTSIDE}:")
-        is_told = (error.reason == "refused_address") is (is_outside and ticket.connection is None)
+        is_unasked = ticket.connection is None and error.reason != "closed"  # as a gateway has that has gone
+        is_told = (error.reason == "refused_address") is (is_outside and is_unasked)
         simulation.check("nobody is connected to where endpoints may not be", is_told, f"{server.id}: {error.reason}")
 
     return judge

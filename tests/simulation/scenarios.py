@@ -24,6 +24,7 @@ from tests.simulation.search import Play
 SCENARIOS: dict[str, Play] = {
     "router": router.play,
     "limits": router.limits,
+    "budgets": router.budgets,
     "picking": picking.play,
     "registrar": registrar.play,
     "apps": apps.play,

@@ -62,6 +62,11 @@ CLASSES = ("S", "L")
 LIVE = frozenset(InstanceState) - {InstanceState.ENDED}
 
 
+OF_PLANS = (InstanceReason.NOT_NEEDED, InstanceReason.TERMS_CHANGED, InstanceReason.REPARTITIONED)
+OF_OWNERS = (InstanceReason.POOL_DELETED, InstanceReason.APP_DELETED, *OF_PLANS)
+"""Reasons why an instance leaves that serves, by its owner."""
+
+
 @dataclass(eq=False)
 class _Job:
     """A job at admission, and the server that it runs.
@@ -107,10 +112,18 @@ class _Admission:
         self.refused: set[str] = set()
         self.has_failed = False
         self.removed: set[str] = set()
+        self.under_way: set[Any] = set()
 
     async def call(self, method: str, path: str, answer: Any, *, body: SubmissionRequest) -> SubmissionAnswers:
         """Answer submissions, as ``ServiceClient.call``."""
-        return await self._reach(lambda: SubmissionAnswers(answers=[self._submit(each) for each in body.entries]))
+        keys = {(self._simulation.loop.process_now(), each.idempotency_key) for each in body.entries}
+        self._simulation.check("nothing is asked for nobody", bool(keys))
+        self._simulation.check("what is under way is not submitted again", not keys & self.under_way, str(keys))
+        self.under_way |= keys
+        try:
+            return await self._reach(lambda: SubmissionAnswers(answers=[self._submit(each) for each in body.entries]))
+        finally:
+            self.under_way -= keys
 
     async def request(self, method: str, path: str, *, identity: Any) -> None:
         """Cancel a job, as ``ServiceClient.request``."""
@@ -424,15 +437,21 @@ class _Review:
             InstanceReason.UNHEALTHY.value: lambda: (
                 job is None or (len(job.failed_s) > 1 and now_s - job.failed_s[0] >= UNHEALTHY_S)
             ),
+            InstanceReason.LOADING.value: lambda: each.job is not None and each.job.running_at is not None,
             InstanceReason.JOB_MISSING.value: lambda: each.id in world.admission.removed,
             InstanceReason.REFUSED.value: lambda: each.id in world.admission.refused,
             InstanceReason.ADMISSION_UNAVAILABLE.value: lambda: world.admission.has_failed,
         }.get(reason or "", lambda: True)()
         self._check("an instance is told a reason that is true", is_true, what)
-        if reason in (InstanceReason.POOL_DELETED, InstanceReason.APP_DELETED):
-            owner = world.owners.get(each.pool)
-            is_right = owner is None or (owner.is_deleted and owner.is_app is (reason == InstanceReason.APP_DELETED))
-            self._check("an instance is told a reason that is true", is_right, what)
+        keeps = row.state is InstanceState.ENDED and each.state in (InstanceState.DRAINING, InstanceState.STOPPING)
+        self._check("what was stopped keeps its reason", not keeps, what)
+        owner = world.owners.get(each.pool)
+        if owner is not None and reason in OF_OWNERS:
+            true = InstanceReason.APP_DELETED if owner.is_app else InstanceReason.POOL_DELETED
+            is_right = (reason == true) is owner.is_deleted and reason in (true, *OF_PLANS)
+            leaves = each.id in owner.leave and not owner.is_deleted
+            is_right &= (reason == InstanceReason.REPARTITIONED) is leaves
+            self._check("an instance is told a reason that is true", is_right, f"{what} {owner.leave}")
 
     def _look_at_drained(self, each: Instance, job: _Job | None, what: str) -> None:
         assert each.draining_at is not None
@@ -716,7 +735,7 @@ async def play(simulation: Simulation) -> None:
     world = _World(simulation, admission)
     alone = simulation.judged(controller._alone, ConnectionError, ProblemError)
     simulation.instead(probes, LARGEST_ANSWER=LARGEST_ANSWER)
-    simulation.instead(controller, _alone=alone)
+    simulation.instead(controller, _alone=alone, one_by_one=_spared(simulation, controller.one_by_one))
     simulation.holds("an instance has one job", lambda: _doubled(admission))
     simulation.holds("who does not answer in time is stopped", lambda: _late(world))
     numbers = iter(range(1_000))
@@ -841,8 +860,16 @@ def _check_end(world: _World) -> None:
     check("nothing is left of who is gone", not orphans, str(orphans))
     refused = {row.id for row in world.rows.values() if row.reason == InstanceReason.REFUSED.value}
     check("only what is refused for good ends so", refused <= world.admission.refused, str(refused))
+    foreign = [row.id for row in world.rows.values() if row.id in live and _is_foreign(world.job_of(row))]
+    check("where another listens nobody serves", not foreign, str(foreign))
+    waits = [each for each in live if each in world.admission.refused]
+    check("what is refused for good ends", not waits, str(waits))
     running = [job.id for job in world.admission.jobs.values() if not job.state.is_final and job.instance not in live]
     check("no job is left behind", not running, str(running))
+
+
+def _is_foreign(job: _Job | None) -> bool:
+    return job is not None and job.listener is Listener.FOREIGN
 
 
 def _late(world: _World) -> str | None:
@@ -857,6 +884,21 @@ def _late(world: _World) -> str | None:
         if runs_s > READY_S + LATEST_S and world.admission.jobs.get(job.id) is job:
             return f"{row.id}, {row.reason}: for {runs_s:.1f} s"
     return None
+
+
+def _spared(simulation: Simulation, one_by_one: Any) -> Any:
+    """Have nobody who is silent spared unless all are who serve."""
+
+    def judge(moves: Sequence[tuple[Instance, dict[str, Any]]]) -> Any:
+        found = one_by_one(moves)
+        spared = [each.id for (each, change), (_, left) in zip(moves, found, strict=True) if change and not left]
+        serving = [(each, change) for each, change in moves if each.state is InstanceState.READY]
+        speak = [each.id for each, change in serving if change.get("silent_since", each.silent_since) is None]
+        is_so = not spared or (len(serving) > 1 and not speak)
+        simulation.check("nobody who is silent is spared unless all are", is_so, f"{spared}, and {speak} answer")
+        return found
+
+    return judge
 
 
 def _doubled(admission: _Admission) -> str | None:

@@ -306,6 +306,7 @@ async def play(simulation: Simulation) -> None:
         simulation.start(_client(simulation, gatherer, admission, number, accepted), may_be_cancelled=True)
     if draw(4) == 1:  # admission ends, in whatever it is at
         simulation.loop.call_later(0.01 * draw(12), admission.end, running)
+    simulation.instead(Gatherer, _next_group=_gathered(simulation, Gatherer._next_group))
     simulation.holds("no more groups are under way than may be", lambda: _too_many(gatherer))
     simulation.rests("what may be sent is sent", lambda: _unsent(gatherer, admission))
     await simulation.everything()
@@ -383,6 +384,22 @@ async def _client(
             accepted.setdefault(body, set()).add(answer["body"])
             if draw(2):
                 return
+
+
+def _gathered(simulation: Simulation, gather: Any) -> Any:
+    """Have a group be of those who wait for it, in their order, and as many as it may have."""
+
+    def judge(self: Gatherer) -> Any:
+        here = [each for each in self._waiting if not each.answer.done()]
+        group = gather(self)
+        most = here[: len(group) + 1][: self._group_entries]
+        size = sum(len(each.entry["body"]) for each in most)
+        is_full = len(most) == len(group) or (bool(group) and size > self._group_bytes)
+        is_so = group == here[: len(group)] and is_full
+        simulation.check("a group has who waits, and as many as it may", is_so, f"{len(group)} of {len(here)}")
+        return group
+
+    return judge
 
 
 def _too_many(gatherer: Gatherer) -> str | None:

@@ -71,7 +71,7 @@ from services.telemetry.service import Telemetry
 from services.telemetry.settings import TelemetrySettings
 from tests.simulation import model_servers, node, postgres
 from tests.simulation.loop import EPOCH_S, BreachError, Clock, Process, Simulation
-from tests.simulation.postgres import Losses, Server, SimulatedPostgres
+from tests.simulation.postgres import Server, SimulatedPostgres
 from tests.simulation.valkey import Client, Store
 
 NODES = ("n0", "n1", "n2")
@@ -447,6 +447,15 @@ class World:
                     self.kill(running)
             await asyncio.sleep((0.1, 1.0, 9.0, 0.1)[draw(4)])
 
+    def calm_down(self) -> None:
+        """Let nothing fail any more."""
+        self.most_deaths = 0
+        for each in self.running.values():
+            each.dies_at_step = None
+        self.database.restart()  # the last fault: no answer is still to come, which everybody would wait for
+        self.simulation.calm_down()
+        self.database.clock.ahead_s = 0.0
+
     async def _begin(self, running: _Running, begin: Callable[[], Awaitable[Any]]) -> None:
         running.serves = await begin()
 
@@ -741,7 +750,6 @@ async def _begin_agent(world: World, settings: AgentSettings) -> _NodeAgent:
 @contextmanager
 def _a_world(simulation: Simulation) -> Iterator[tuple[World, Path]]:
     """Yield a world without processes, on a database of its own."""
-    draw = simulation.choices.below
     store, shims = _Published(), _Shims(simulation)
     with ExitStack() as stack:
         database = SimulatedPostgres(simulation, server())
@@ -753,9 +761,7 @@ def _a_world(simulation: Simulation) -> Iterator[tuple[World, Path]]:
         stays = cast(Any, SimpleNamespace(oldest=outbox.oldest, delete=outbox.delete))
         folder = node.a_host(simulation, shims, stays)
         stack.enter_context(model_servers.stand_ins(world))
-        database.late = (0.03, 0.3)[draw(2)]
-        level = draw(4)
-        database.losses = Losses(*(rate * level for rate in (0.01, 0.002, 0.01, 0.001)))
+        database.trouble(4)
         yield world, folder
 
 
@@ -808,12 +814,7 @@ async def _play(simulation: Simulation) -> None:
         disturbing = simulation.loop.create_task(_disturb(world))
         await asyncio.wait(users)
         disturbing.cancel()
-        world.most_deaths = 0
-        for each in world.running.values():
-            each.dies_at_step = None
-        world.database.restart()  # the last fault: no answer is still to come, which everybody would wait for
-        simulation.calm_down()
-        world.database.clock.ahead_s = 0.0
+        world.calm_down()
         untrue_for: dict[str, int] = {}
         if serves:
             await model_servers.insist(world, "serving", lambda it: it.pools.delete(model_servers.POOL, OPERATOR))

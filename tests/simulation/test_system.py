@@ -8,7 +8,7 @@ import gc
 import logging
 import sys
 import warnings
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError
 from typing import Any
 
@@ -18,12 +18,13 @@ from asyncpg.exceptions import DeadlockDetectedError, LockNotAvailableError
 
 from services.db.database import CONNECTION_ERRORS, Database, connect
 from services.standalone.process import StackError
-from tests.simulation import batches, cells, system
+from tests.simulation import faults, system
 from tests.simulation.loop import Choices, Simulation
 from tests.simulation.postgres import NO_LOSSES, URL, Losses, Server, SimulatedPostgres, server_at
 from tests.simulation.scenarios import ALL, SCENARIOS
 from tests.simulation.search import play_once, search, unpack
 from tests.simulation.test_schedules import TOKENS, scenario
+from tests.support.servers import ROOT
 
 SERVES, CHEAP = 9, 5
 """Seeds of short schedules; a model server becomes ready in the first one."""
@@ -235,8 +236,9 @@ def test_the_answer_to_a_commit_may_be_lost_before_and_after_it_took_effect(serv
 
 
 @LEFT_OVER
-def test_no_schedule_of_the_system_breaches_anything(server: Server) -> None:
-    found = search("system", system.play, [SERVES], cpu_s=CPU_S)
+@pytest.mark.parametrize(("name", "seeds"), [("system", [SERVES]), ("batches", range(200)), ("cells", range(200))])
+def test_no_schedule_breaches_anything(server: Server, name: str, seeds: Sequence[int]) -> None:
+    found = search(name, ALL[name], seeds, cpu_s=CPU_S)
     assert found is None, f"{found.breach}\n./test --simulate --token {found.token}"
 
 
@@ -248,15 +250,24 @@ def test_a_schedule_that_failed_once_does_not_any_more(server: Server, each: dic
 
 
 @LEFT_OVER
-def test_no_schedule_of_batches_breaches_anything(server: Server) -> None:
-    found = search("batches", batches.play, range(200), cpu_s=CPU_S)
-    assert found is None, f"{found.breach}\n./test --simulate --token {found.token}"
+@pytest.mark.parametrize(
+    ("name", "before", "planted"),
+    [
+        ("the ledger has what devices drew", "amounts = usage.gpu", "amounts = 2 * usage.gpu"),
+        ("a node's time is in the ledger once", "in sorted(distinct.items())", "in sorted(distinct.items())[:1]"),
+    ],
+)
+def test_what_must_hold_of_the_ledger_does_not_where_a_fault_is_planted(
+    server: Server, monkeypatch: pytest.MonkeyPatch, name: str, before: str, planted: str
+) -> None:
+    def first_breach() -> str | None:
+        mine = server.again()
+        monkeypatch.setattr(system, "server", lambda: mine)
+        faults.plant(*faults.by_hand(ROOT, "services/telemetry/ledger.py", before, planted))
+        _, breach = play_once(system.play, CHEAP)
+        return breach and breach.name
 
-
-@LEFT_OVER
-def test_no_schedule_of_cells_breaches_anything(server: Server) -> None:
-    found = search("cells", cells.play, range(200), cpu_s=CPU_S)
-    assert found is None, f"{found.breach}\n./test --simulate --token {found.token}"
+    assert faults.apart(first_breach) == name
 
 
 @LEFT_OVER
