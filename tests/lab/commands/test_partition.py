@@ -10,7 +10,7 @@ from typing import Any
 import networkx as nx
 import pytest
 
-from lab.commands import app
+from lab.commands import app, graphs
 from services.cli.commands import CliError
 from services.core.policies.clover.layouts import LAYOUTS
 from tests.support.api_examples import EXAMPLES
@@ -90,9 +90,13 @@ def test_people_get_a_table(capsys: pytest.CaptureFixture[str], written: Callabl
     assert "cut anew" in shown
 
 
-def test_graphs_are_written_for_programs_that_draw(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    files = [tmp_path / name for name in ("graphs.graphml", "graphs.dot")]
-    found, _ = (planned(capsys, str(EXAMPLE), "--graph", str(file)) for file in files)
+def test_graphs_are_written_for_programs_that_draw(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, write = [tmp_path / name for name in ("graphs.graphml", "graphs.dot")], graphs.write_graphs
+    both = lambda file, of: (write(file, of), write(files[1], of))  # noqa: E731
+    monkeypatch.setattr(graphs, "write_graphs", both)
+    found = planned(capsys, str(EXAMPLE), "--graph", str(files[0]))
 
     graph = nx.read_graphml(files[0])
     edges = {(source, target): data["weight"] for source, target, data in graph.edges(data=True)}
