@@ -10,6 +10,7 @@ import pytest
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 pytest_plugins = [
+    "tests.support.authorities",
     "tests.support.examples",
     "tests.support.folder_times",
     "tests.support.lab",
