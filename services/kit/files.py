@@ -1,5 +1,6 @@
 """Small files that survive crashes: written completely or not at all."""
 
+import fcntl
 import os
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -30,6 +31,17 @@ def whole(path: Path) -> Generator[Path]:
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(path: Path, flags: int = os.O_RDONLY) -> Generator[None]:
+    """Hold the lock of a file or folder during the block; ``BlockingIOError`` if another process holds it."""
+    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def sync_folder(folder: str) -> None:

@@ -12,7 +12,6 @@ nothing starts; a restore that was interrupted is begun again by the same comman
 
 import asyncio
 import contextlib
-import fcntl
 import hashlib
 import json
 import lzma
@@ -50,6 +49,7 @@ DUMP, MANIFEST, SECRETS = "database.dump", "manifest.json", "secrets"
 KEPT_FILES = ("options.json", "admin.key")
 _SECRET_NAME = re.compile(r"[\w-][\w.-]*(?<!\.tmp)")
 RESTORED = ("-m", "services.scheduler.restored")
+_OPENED = os.O_DIRECTORY | os.O_NOFOLLOW
 LEASE_MARGIN_S = 5.0
 DEFAULT_LEASE_S = 20.0
 
@@ -273,21 +273,11 @@ def _scratch(parent: Path, prefix: str) -> Iterator[Path]:
     A folder in use is locked by whoever made it.
     """
     for left in parent.glob(f"{prefix}*"):
-        with contextlib.suppress(OSError), _locked(left):
+        with contextlib.suppress(OSError), files.locked(left, _OPENED):
             if left.lstat().st_uid == os.geteuid():
                 shutil.rmtree(left)
-    with tempfile.TemporaryDirectory(dir=parent, prefix=prefix) as made, _locked(Path(made)):
+    with tempfile.TemporaryDirectory(dir=parent, prefix=prefix) as made, files.locked(Path(made), _OPENED):
         yield Path(made)
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _without_password(url: str) -> tuple[str, str]:

@@ -17,6 +17,7 @@ import fcntl
 import json
 import os
 import secrets
+import shutil
 import time
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -156,18 +157,15 @@ class DataFolder:
 
         A killed supervisor may hold its lock a moment longer, until all its threads are gone.
         """
+        lock = self.path / "lock"
         try:
-            lock = os.open(self.path / "lock", os.O_RDWR)
-        except OSError:
-            return None
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return None
-        except OSError:
-            text = os.read(lock, 20)
+            with files.locked(lock, os.O_RDWR):
+                return None
+        except BlockingIOError:
+            text = lock.read_bytes()
             return int(text) if text.isdigit() and _is_alive(int(text)) else None
-        finally:
-            os.close(lock)
+        except OSError:
+            return None
 
     def secret(self, name: str, *, made_with: Path | None = None) -> str:
         """Return the secret with that name, made at the first call; only the owner of the folder can read it.
@@ -195,7 +193,6 @@ class DataFolder:
         return secret
 
     def write_status(self, status: StackStatus) -> None:
-        """Write what is running, for `status` and `down`."""
         files.replace(self.path / "run.json", json.dumps(asdict(status), indent=1).encode(), durable=False)
 
     def status(self) -> StackStatus:
@@ -221,7 +218,7 @@ class DataFolder:
                 raise self._misleads("missing, or of an earlier start", holder)
         if status.state == "running" and status.pid and not self._supervisor_lives(status.pid):
             return replace(status, state="degraded", detail=f"the supervisor (process {status.pid}) does not answer")
-        if status.state == "running" and _free_bytes(self.path) < _STATUS_BYTES:
+        if status.state == "running" and shutil.disk_usage(self.path).free < _STATUS_BYTES:
             return replace(status, state="degraded", detail=f"the disk of {self.path} is full; this may be out of date")
         return status
 
@@ -260,16 +257,9 @@ def _locked(lock: int) -> bool:
     return False
 
 
-def _free_bytes(folder: Path) -> int:
-    found = os.statvfs(folder)
-    return found.f_bavail * found.f_frsize
-
-
 def _is_alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False
+    found = activity(pid)
+    return found is not None and found.state != psutil.STATUS_ZOMBIE
 
 
 def lives(pid: int, started_at_s: float | None) -> bool:

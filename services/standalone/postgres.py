@@ -98,8 +98,7 @@ def prepare(folder: Path, *, password: str, sockets: Path) -> Process:
 
 def _wal_mb(home: Path) -> int:
     """Return how large the write-ahead log may grow between checkpoints: the server's default, less on a small disk."""
-    found = os.statvfs(home)
-    return min(max(int(found.f_blocks * found.f_frsize * _WAL_SHARE) >> 20, 32), 1_024)
+    return min(max(int(shutil.disk_usage(home).total * _WAL_SHARE) >> 20, 32), 1_024)
 
 
 def remove(folder: Path) -> None:

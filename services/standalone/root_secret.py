@@ -8,9 +8,7 @@ continues.
 
 import asyncio
 import contextlib
-import fcntl
 import hashlib
-import os
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -104,15 +102,12 @@ def _path(folder: DataFolder, name: str) -> Path:
 
 @contextlib.contextmanager
 def _alone(folder: DataFolder) -> Iterator[None]:
-    lock = os.open(folder.existing().path / "secrets", os.O_RDONLY | os.O_DIRECTORY)
-    try:
+    with contextlib.ExitStack() as held:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held.enter_context(files.locked(folder.existing().path / "secrets"))
         except BlockingIOError as error:
             raise BadInputError("the secret is being replaced by another command") from error
         yield
-    finally:
-        os.close(lock)
 
 
 def _note(folder: DataFolder, roots: str) -> None:

@@ -36,3 +36,10 @@ def test_facts_that_do_not_fit_are_not_replaced_by_their_beginning(tmp_path: Pat
     with little_room(), pytest.raises(OSError, match="No space"):
         shim.write_facts(path, {"cause": "stop", "detail": "x" * 150})
     assert shim.read_facts(path) == {"cause": "stop"}
+
+
+def test_a_lock_is_held_by_one_at_a_time(tmp_path: Path) -> None:
+    with files.locked(tmp_path), pytest.raises(BlockingIOError), files.locked(tmp_path):
+        raise AssertionError("both hold it")
+    with files.locked(tmp_path):
+        pass

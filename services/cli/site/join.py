@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import shlex
 import shutil
@@ -11,7 +10,7 @@ import socket
 import ssl
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -271,19 +270,16 @@ async def _ask(client: ServiceClient, node_id: str, what: str, secret: str) -> b
 @contextmanager
 def _alone(state: Path) -> Iterator[None]:
     """Lock the node's state folder, as its agent does; make the folder if it is missing."""
-    try:
-        for path in (state.parent, state):  # accounts of jobs pass through to their own files
-            path.mkdir(mode=0o711 if os.geteuid() == 0 else 0o700, parents=True, exist_ok=True)
-        lock = os.open(state / "agent.lock", os.O_RDWR | os.O_CREAT, 0o600)
-    except OSError as error:
-        raise CliError(f"cannot use {state}: {error.strerror}") from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with ExitStack() as held:
+        try:
+            for path in (state.parent, state):  # accounts of jobs pass through to their own files
+                path.mkdir(mode=0o711 if os.geteuid() == 0 else 0o700, parents=True, exist_ok=True)
+            held.enter_context(files.locked(state / "agent.lock", os.O_RDWR | os.O_CREAT))
+        except BlockingIOError:
+            raise CliError("the agent of this host runs: stop it first") from None
+        except OSError as error:
+            raise CliError(f"cannot use {state}: {error.strerror}") from error
         yield
-    except BlockingIOError:
-        raise CliError("the agent of this host runs: stop it first") from None
-    finally:
-        os.close(lock)
 
 
 def _run(place: Path) -> NoReturn:
