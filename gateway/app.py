@@ -22,7 +22,7 @@ from gateway.gather import Gatherer
 from gateway.metrics import MetricsGatherer, Places
 from gateway.reference import render, render_problem
 from gateway.routes import Route, Upstream, read_routes
-from gateway.settings import GatewaySettings
+from gateway.settings import GatewaySettings, read_keys
 from services.contracts.codes import MEANINGS, PROBLEMS
 from services.contracts.streams import GATEWAY_LIMITS_HASH
 from services.kit.app import DegradedError, add_basics, serve
@@ -49,13 +49,16 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     readiness = Readiness(urls)
     seals = Seals(settings.credential.own_keys(PURPOSE))
     ended = EndedSessions(settings.session_s)
+    provider = None
+    if settings.oidc_issuer and settings.oidc_keys:
+        provider = Provider(settings, read_keys(settings.oidc_keys))
     dashboard = Dashboard(
         seals,
         ended,
         valid_s=settings.session_s,
         zone=settings.zone,
         limiter=AddressLimiter(settings.open_requests_per_s, settings.open_burst),
-        provider=None if (given := settings.provider) is None else Provider(given),
+        provider=provider,
     )
 
     @asynccontextmanager
@@ -110,7 +113,6 @@ def create_edge(
     requests: RateLimiter,
     streams: ConcurrencyLimiter,
 ) -> Edge[Route]:
-    """Return the edge with everything it needs."""
     tokens = {upstream: outgoing(settings.credential, upstream.name.lower()) for upstream in urls}
     places = Places(f"{settings.host}:{settings.port}", settings.router_url, urls, settings.metrics_instances)
     dispatcher = Dispatcher(
@@ -196,7 +198,6 @@ def add_reference(app: FastAPI) -> None:
 
 
 def main() -> None:
-    """Run the process."""
     settings = settings_or_exit(GatewaySettings)
     serve(create_app(settings), "gateway", settings, settings.host, settings.port)
 

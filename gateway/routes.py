@@ -54,6 +54,5 @@ class Route:
 
 @cache
 def read_routes() -> tuple[Route, ...]:
-    """Return the table of routes."""
     rows = json.loads(Path(__file__).with_name("routes.json").read_bytes())
     return tuple(Route(**{**row, "role": Role(row["role"]), "to": Upstream[row["to"]]}) for row in rows)

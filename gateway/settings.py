@@ -3,13 +3,13 @@
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import Field, SecretStr, StringConstraints, field_validator, model_validator
+from pydantic import Field, SecretStr, StringConstraints, TypeAdapter, ValidationError, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from gateway.dashboard.provider import ProviderSettings, read_keys
 from services.contracts.schema import maybe, said
 from services.kit.edge.settings import EdgeSettings
 
+_KEYS = TypeAdapter(dict[str, str])
 Address = Annotated[str, StringConstraints(pattern=r"^https?://[^\s/?#]+/?$")]
 
 
@@ -64,10 +64,7 @@ class GatewaySettings(EdgeSettings):
     @classmethod
     def _holds_keys(cls, value: Path | None) -> Path | None:
         if value is not None:
-            try:
-                read_keys(value.read_text())
-            except OSError as error:
-                raise ValueError(f"cannot be read: {error.strerror}") from error
+            read_keys(value)
         return value
 
     @model_validator(mode="after")
@@ -76,16 +73,12 @@ class GatewaySettings(EdgeSettings):
             raise ValueError("GATEWAY_OIDC_ISSUER needs GATEWAY_OIDC_CLIENT_ID and GATEWAY_OIDC_KEYS")
         return self
 
-    @property
-    def provider(self) -> ProviderSettings | None:
-        """The sign-in provider; None if there is none."""
-        if not self.oidc_issuer or self.oidc_keys is None:
-            return None
-        return ProviderSettings(
-            name=self.oidc_name,
-            issuer=self.oidc_issuer,
-            client_id=self.oidc_client_id,
-            client_secret=self.oidc_client_secret,
-            claim=self.oidc_claim,
-            keys=read_keys(self.oidc_keys.read_text()),
-        )
+
+def read_keys(path: Path) -> dict[str, str]:
+    """Return the API keys in a file, by values of the claim; ``ValueError`` says why there are none."""
+    try:
+        return _KEYS.validate_json(path.read_bytes())
+    except OSError as error:
+        raise ValueError(f"cannot be read: {error.strerror}") from error
+    except ValidationError as error:
+        raise ValueError('must be JSON such as {"research": "ws_..."}') from error

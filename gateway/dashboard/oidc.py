@@ -10,6 +10,7 @@ import base64
 import hashlib
 import json
 import secrets
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -17,7 +18,7 @@ import aiohttp
 import jwt
 from pydantic import BaseModel, ConfigDict, HttpUrl, ValidationError
 
-from gateway.dashboard.provider import ProviderSettings
+from gateway.settings import GatewaySettings
 from services.contracts.codes import ProblemCode
 from services.kit.logging import Log
 from services.kit.problems import ProblemError, unavailable
@@ -67,8 +68,9 @@ class Provider:
 
     session: aiohttp.ClientSession
 
-    def __init__(self, settings: ProviderSettings) -> None:
-        self.settings = settings
+    def __init__(self, settings: GatewaySettings, keys: Mapping[str, str]) -> None:
+        """Take API keys by values of the claim; if several match, the first counts."""
+        self.settings, self._assigned = settings, keys
         self._endpoints: Endpoints | None = None
         self._keys: jwt.PyJWKSet | None = None
 
@@ -77,7 +79,7 @@ class Provider:
         endpoints = await self._discover()
         query = {
             "response_type": "code",
-            "client_id": self.settings.client_id,
+            "client_id": self.settings.oidc_client_id,
             "redirect_uri": redirect_uri,
             "scope": "openid profile email",
             "state": attempt.state,
@@ -103,18 +105,18 @@ class Provider:
             "code_verifier": attempt.verifier,
         }
         # Both parts are encoded as in a form before they are joined (RFC 6749, section 2.3.1).
-        parts = (self.settings.client_id, self.settings.client_secret.get_secret_value())
+        parts = (self.settings.oidc_client_id, self.settings.oidc_client_secret.get_secret_value())
         proof = base64.b64encode(":".join(quote(part, safe="") for part in parts).encode()).decode()
         headers = {"authorization": f"Basic {proof}"}
         answer = await self._ask("POST", str(endpoints.token_endpoint), data=form, headers=headers)
         claims = await self._claims(str(answer.get("id_token", "")), attempt.nonce)
         name = next((str(claims[each]) for each in WHO if claims.get(each)), "")
-        found = claims.get(self.settings.claim)
+        found = claims.get(self.settings.oidc_claim)
         values = {str(each) for each in (found if isinstance(found, list) else [found])}
-        for value, key in self.settings.keys.items():
+        for value, key in self._assigned.items():
             if value in values:
                 return key, name
-        log.warning("oidc.no_key", name=name, claim=self.settings.claim)
+        log.warning("oidc.no_key", name=name, claim=self.settings.oidc_claim)
         detail = f"{name or 'This account'} is known, but no API key is meant for it. Ask your administrator."
         raise ProblemError(403, ProblemCode.FORBIDDEN, detail)
 
@@ -125,7 +127,7 @@ class Provider:
                 token,
                 await self._key(kid),
                 algorithms=ALGORITHMS,
-                audience=self.settings.client_id,
+                audience=self.settings.oidc_client_id,
                 issuer=(await self._discover()).issuer,
                 leeway=LEEWAY_S,
                 options={"require": ["exp", "iat", "aud", "iss", "sub"]},
@@ -150,7 +152,7 @@ class Provider:
 
     async def _discover(self) -> Endpoints:
         if self._endpoints is None:
-            issuer = self.settings.issuer.rstrip("/")
+            issuer = self.settings.oidc_issuer.rstrip("/")
             try:
                 found = Endpoints.model_validate(await self._ask("GET", f"{issuer}/.well-known/openid-configuration"))
             except ValidationError as error:

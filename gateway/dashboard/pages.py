@@ -118,7 +118,6 @@ class Dashboard:
         )
 
     def add_to(self, app: FastAPI) -> None:
-        """Add the pages to ``app``."""
         app.mount(f"/static/{self._version}", VersionedFiles(directory=HERE / "static"))
         for page in PAGES:
             app.add_api_route(page.path, self._shown(page), include_in_schema=False, response_class=HTMLResponse)
@@ -175,7 +174,7 @@ class Dashboard:
 
     def _sign_in_page(self, request: Request, problem: str = "", status: int = 401) -> HTMLResponse:
         shown = request.method == "GET" and not request.url.path.startswith("/sign-in")
-        name = "" if self.provider is None else self.provider.settings.name
+        name = "" if self.provider is None else self.provider.settings.oidc_name
         return self.render("sign_in", status, problem=problem, then=request.url.path if shown else "/", provider=name)
 
     async def _to_provider(self, request: Request) -> Response:

@@ -39,7 +39,6 @@ class Session(BaseModel, frozen=True):
 
     @classmethod
     def begun(cls, key: str, name: str | None = None) -> Session:
-        """Return a new session."""
         return cls(key=key, csrf=secrets.token_urlsafe(24), name=name)
 
     @property

@@ -18,8 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from pydantic import SecretStr, ValidationError
 
 from gateway.dashboard.oidc import Attempt, Provider
-from gateway.dashboard.provider import ProviderSettings, read_keys
-from gateway.settings import GatewaySettings
+from gateway.settings import GatewaySettings, read_keys
 from services.contracts.identity import Role
 from services.kit.problems import ProblemError
 from tests.gateway.peer import a_peer
@@ -169,7 +168,8 @@ async def test_only_a_token_for_us_and_now_from_the_provider_is_believed(
 
 async def _believes(issuer: str, attempt: Attempt) -> bool:
     """Return whether the provider's answer proves who came back; it is refused as unproven, and in no other way."""
-    found = Provider(ProviderSettings("x", issuer, "wattshift", SecretStr("s"), "groups", {"research": "ws_key"}))
+    known = {"oidc_client_id": "wattshift", "oidc_client_secret": SecretStr("s")}
+    found = Provider(GatewaySettings.model_construct(oidc_issuer=issuer, **known), {"research": "ws_key"})
     async with aiohttp.ClientSession() as found.session:
         try:
             return await found.key(attempt, "a code", "http://here/sign-in/answer") == ("ws_key", "ada")
@@ -178,8 +178,9 @@ async def _believes(issuer: str, attempt: Attempt) -> bool:
 
 
 def test_a_file_of_keys_is_checked_at_the_start(tmp_path: Path) -> None:
-    assert read_keys('{"research": "ws_1"}') == {"research": "ws_1"}
     bad = tmp_path / "keys.json"
+    bad.write_text('{"research": "ws_1"}')
+    assert read_keys(bad) == {"research": "ws_1"}
     bad.write_text("[]")
     with pytest.raises(ValidationError, match="must be JSON such as"):
         GatewaySettings(service_token=TOKEN, oidc_keys=bad)
