@@ -13,9 +13,9 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from kubernetes.aio import client
 
+from services.contracts.engines import node_name
 from services.contracts.routing import EndpointSpec
 from services.engines.kueue.cluster import Cluster
-from services.engines.kueue.inference import name_of
 from services.engines.kueue.servers import Registrar, ServersSettings
 from services.kit.bridges.silent import EngineSilentError
 from services.kit.problems import ProblemError
@@ -228,6 +228,6 @@ async def test_pools_of_the_earlier_api_are_read_too(tmp_path: Path) -> None:
 
 
 def test_long_names_stay_apart() -> None:
-    names = {name_of("eu", "p" * 70 + end) for end in "ab"}
+    names = {node_name("eu", "p" * 70 + end) for end in "ab"}
     assert len(names) == 2
     assert all(len(each) == 63 for each in names)

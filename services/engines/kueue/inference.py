@@ -1,11 +1,11 @@
 """What Gateway API's inference pools say of the servers behind them, and as which endpoints those are registered."""
 
-import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
+from services.contracts.engines import node_name
 from services.contracts.routing import EndpointSpec
 from services.engines.kueue.reading import Json
 
@@ -60,9 +60,8 @@ def servers_of(cluster: str, pool: Json, pods: Iterable[Json]) -> list[PodServer
         if not address or status.get("phase") in ("Succeeded", "Failed"):
             continue
         host = f"[{address}]" if ":" in address else address
-        found.append(
-            PodServer(name_of(cluster, pod["metadata"]["name"]), f"http://{host}:{ports[0]}", is_ready(pod), said)
-        )
+        name = node_name(cluster, pod["metadata"]["name"])
+        found.append(PodServer(name, f"http://{host}:{ports[0]}", is_ready(pod), said))
     return found
 
 
@@ -70,12 +69,6 @@ def is_ready(pod: Json) -> bool:
     """Return whether a pod takes requests."""
     conditions = {each["type"]: each["status"] for each in pod["status"].get("conditions") or ()}
     return conditions.get("Ready") == "True" and not pod["metadata"].get("deletionTimestamp")
-
-
-def name_of(cluster: str, pod: str) -> str:
-    """Return the name of a pod's endpoint: one of the cluster's, of at most 63 characters."""
-    name = f"{cluster}.{pod}"
-    return name if len(name) <= 63 else f"{name[:54]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 def _said(annotations: Mapping[str, str]) -> dict[str, Any]:

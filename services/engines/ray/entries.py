@@ -8,6 +8,7 @@ from aiohttp import web
 from pydantic import Field, ValidationError, model_validator
 
 from services.contracts.schema import Instant, NodeMessage, Text, maybe, said
+from services.kit.bridges.figures import served
 from services.kit.logging import Log
 
 log = Log(__name__)
@@ -80,13 +81,6 @@ async def listening(address: str, told: Callable[[str, Entry], Told]) -> AsyncGe
 
     app = web.Application(client_max_size=1 << 20)
     app.router.add_post("/v1/entries/{name}", answer)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    host, _, port = address.rpartition(":")
-    try:
-        site = web.TCPSite(runner, host.strip("[]"), int(port))
-        await site.start()
+    async with served(app, address):
         log.info("entries.heard", address=address)
         yield f"http://{address}"
-    finally:
-        await runner.cleanup()

@@ -135,12 +135,19 @@ async def shown_at(address: str, metrics: Metrics) -> AsyncGenerator[None]:
 
     app = web.Application()
     app.router.add_get("/metrics", answer)
+    async with served(app, address):
+        log.info("metrics.shown", address=address)
+        yield
+
+
+@asynccontextmanager
+async def served(app: web.Application, address: str) -> AsyncGenerator[None]:
+    """Serve an app at ``HOST:PORT`` until the end of the block; ``OSError`` if something else listens there."""
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     host, _, port = address.rpartition(":")
     try:
         await web.TCPSite(runner, host.strip("[]"), int(port)).start()
-        log.info("metrics.shown", address=address)
         yield
     finally:
         await runner.cleanup()
