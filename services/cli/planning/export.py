@@ -11,6 +11,7 @@ import typer
 from services.cli.client import Gateway
 from services.cli.commands import EXIT_USAGE, CliError
 from services.cli.output import errors, instant
+from services.cli.reports.ledger_lines import arrow_types
 from services.cli.values import made, utc_time
 from services.contracts.reports import PastJob
 from services.kit.text import write_row
@@ -79,13 +80,7 @@ def _parquet(path: Path) -> Iterator[Write]:
     import pyarrow  # here: it takes a third of a second
     from pyarrow import parquet
 
-    kinds = {
-        **dict.fromkeys(TIMES, pyarrow.timestamp("us", tz="UTC")),
-        "gpus": pyarrow.int64(),
-        "max_running": pyarrow.int64(),
-    }
-    kinds |= dict.fromkeys(("run_s", "gpu_s", "energy_j"), pyarrow.float64())
-    schema = pyarrow.schema([(name, kinds.get(name, pyarrow.string())) for name in COLUMNS])
+    schema = pyarrow.schema(list(arrow_types(PastJob).items()))
     with parquet.ParquetWriter(path, schema) as writer:
 
         def write(rows: Sequence[Row]) -> None:

@@ -10,6 +10,7 @@ from services.cli.commands import EXIT_USAGE, CliError
 from services.cli.output import errors
 from services.cli.values import made
 from services.contracts.reports import LedgerLine
+from services.contracts.schema import Message
 
 
 def save_lines(gateway: Gateway, out: str, period: dict[str, str | None], seals: bool = False) -> None:
@@ -50,7 +51,7 @@ def _fetch(gateway: Gateway, form: str, period: dict[str, str | None], file: IO[
 def _write_parquet(text: IO[bytes], file: IO[bytes]) -> None:
     from pyarrow import csv, parquet, schema
 
-    types = arrow_types()
+    types = arrow_types(LedgerLine)
     convert = csv.ConvertOptions(column_types=types, strings_can_be_null=True, quoted_strings_can_be_null=False)
     read = csv.ReadOptions(use_threads=False, block_size=8 << 20)
     with parquet.ParquetWriter(file, schema(list(types.items()))) as writer:
@@ -58,8 +59,8 @@ def _write_parquet(text: IO[bytes], file: IO[bytes]) -> None:
             writer.write_batch(batch)
 
 
-def arrow_types() -> dict[str, Any]:
-    """Return the columns of lines and their types in Parquet."""
+def arrow_types(model: type[Message]) -> dict[str, Any]:
+    """Return a message's fields as columns, and their types in Parquet."""
     import pyarrow
 
     def of(annotation: Any) -> Any:
@@ -72,4 +73,4 @@ def arrow_types() -> dict[str, Any]:
             return pyarrow.int64()
         return pyarrow.timestamp("us", tz="UTC") if "AwareDatetime" in str(annotation) else pyarrow.string()
 
-    return {name: of(field.annotation) for name, field in LedgerLine.model_fields.items()}
+    return {name: of(field.annotation) for name, field in model.model_fields.items()}
