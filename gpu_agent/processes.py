@@ -55,7 +55,6 @@ async def run(words: Sequence[str], given: bytes = b"", **options: Any) -> tuple
 
 
 async def last_bytes(stream: asyncio.StreamReader, count: int) -> bytes:
-    """Return the last bytes of a stream, however long it is."""
     last = b""
     while data := await stream.read(count):
         last = (last + data)[-count:]

@@ -171,7 +171,6 @@ async def answer_database_error(request: Request, error: Exception) -> Response:
 
 
 def main() -> None:
-    """Run the process."""
     settings = settings_or_exit(AdmissionSettings, database=True)
     serve(create_app(settings), "admission", settings, settings.host, settings.port)
 

@@ -127,7 +127,6 @@ class Gateway:
         weakref.finalize(self, self._client.close)  # for the commands that leave it to the end of the process
 
     def close(self) -> None:
-        """Close the connections."""
         self._client.close()
 
     def call(self, method: str, path: str, *, body: Any = None, key: str | None = None, **params: Any) -> Any:
@@ -139,7 +138,6 @@ class Gateway:
         return answer.json() if answer.content else None
 
     def get(self, path: str, **params: Any) -> Any:
-        """Return the JSON of a GET."""
         return self.call("GET", path, **params)
 
     def text(self, path: str, **params: Any) -> httpx.Response:

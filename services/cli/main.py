@@ -59,11 +59,9 @@ class Commands(TyperGroup):
     """The commands of the rooms, which `register` of each module adds, and those registered already."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names of all commands."""
         return [*ROOM_OF, *super().list_commands(ctx)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command by name."""
         room = ROOM_OF.get(cmd_name)
         if room is None:
             return super().get_command(ctx, cmd_name)
@@ -107,7 +105,6 @@ def wattshift(
 
 
 def main() -> None:
-    """Run one command."""
     if sys.argv[1:] != ["--version"]:
         run(lambda: add_commands(app, sys.argv[1:], ROOM_OF))
     run(app)

@@ -217,7 +217,6 @@ class NodeRegistration(NodeMessage):
 
     @property
     def role(self) -> NodeRole:
-        """The role of what registers."""
         return NodeRole.ENGINE if self.driver == "engine" else NodeRole.AGENT
 
 

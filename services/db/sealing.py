@@ -28,7 +28,6 @@ class Sealer:
 
     @property
     def has_key(self) -> bool:
-        """Whether values can be sealed."""
         return bool(self._ciphers)
 
     def seal(self, value: str, *place: str) -> bytes:

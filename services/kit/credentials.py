@@ -33,7 +33,6 @@ def roots_of(secret: str) -> tuple[bytes, ...]:
 
 
 def audience_secret(root: bytes, audience: str) -> bytes:
-    """Return the secret of the service that is asked."""
     return _derive(root, f"wattshift audience/{audience}")
 
 

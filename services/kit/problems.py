@@ -98,7 +98,6 @@ def invalid(pointer: str, detail: str, code: ProblemCode = ProblemCode.INVALID_R
 
 
 def body_too_large(max_bytes: int) -> ProblemError:
-    """Return the problem for a body of more than ``max_bytes``."""
     return ProblemError(413, ProblemCode.BODY_TOO_LARGE, f"The body is larger than {max_bytes} bytes.")
 
 

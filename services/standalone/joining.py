@@ -16,7 +16,6 @@ _NOT_BESIDE = ("WATTSHIFT_TLS_CERT", "TELEMETRY_HOST", "TELEMETRY_PORT")
 
 
 def read_listen(text: str) -> tuple[str, int]:
-    """Return the host and port in `--listen`."""
     found = re.fullmatch(r"\[?([0-9A-Za-z.:-]+?)\]?:([0-9]{1,5})", text)
     if found is None or not 0 < int(found[2]) < 65_536:
         raise BadInputError(f"--listen {text}: give HOST:PORT, such as {DEFAULT}")

@@ -46,7 +46,6 @@ def commands(folder: DataFolder) -> dict[str, str]:
 
 
 def read_wanted(folder: DataFolder) -> dict[str, Wanted]:
-    """Return the latest requests, by node."""
     found: dict[str, Wanted] = {}
     for path in _folder(folder).glob("[!.]*"):
         if path.suffix == files.DRAFT:

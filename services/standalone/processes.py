@@ -229,7 +229,6 @@ def http_process(
     *,
     owns_its_group: bool = True,
 ) -> Process:
-    """Return a process that answers HTTP: a service, or an agent."""
     address, tls = door.address, None
     if isinstance(address, Path):
         own = {LISTEN_AT: str(address)}

@@ -92,7 +92,6 @@ class AccessRepository(Repository):
         return await self._listed(query, Tenant.as_stored, "tenant")
 
     async def set_limits(self, tenant_id: str, limits: TenantLimits) -> None:
-        """Replace a tenant's limits."""
         query = update(tenants).where(tenants.c.id == tenant_id).values(limits=limits.model_dump(exclude_none=True))
         await self._connection.execute(query)
 
@@ -163,7 +162,6 @@ class AccessRepository(Repository):
         return await self._one(_KEYS.where(api_keys.c.id == key_id).with_for_update(of=api_keys), ApiKey.as_stored)
 
     async def change_key(self, key_id: str, **values: Any) -> None:
-        """Set columns of a key."""
         await self._connection.execute(update(api_keys).where(api_keys.c.id == key_id).values(**values))
 
     async def revoke_admin_keys(self, labels: Collection[str]) -> list[str]:

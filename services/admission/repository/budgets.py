@@ -128,7 +128,6 @@ class BudgetRepository(Repository):
         await self._connection.execute(_NOTE_USES, {"ids": [*used], "uses": uses})
 
     async def note(self, budget_id: str, *, month: str, used: float, exceeded: bool, detail: str) -> None:
-        """Store how much of a budget is used."""
         query = update(budgets).where(budgets.c.id == budget_id)
         await self._connection.execute(query.values(month=month, used=used, exceeded=exceeded, detail=detail))
 

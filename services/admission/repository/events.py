@@ -80,7 +80,6 @@ class StoredEvent:
     data: dict[str, Any]
 
     def matches(self, scope: Scope) -> bool:
-        """Return whether the event is in ``scope``."""
         if scope.job_id is not None:
             return self.job_id == scope.job_id
         return scope.tenant_id in (None, self.tenant_id) and scope.project in (None, self.project)

@@ -208,7 +208,6 @@ class JobRepository(Repository):
         return Allocated(row.id, row.generation, node_ids, gpus, agents)
 
     async def allocation_ended(self, allocation_id: str) -> bool:
-        """Return whether the gang has ended."""
         query = select(func.count()).where(live_gangs.c.id == allocation_id)
         return not (await self._connection.execute(query)).scalar_one()
 

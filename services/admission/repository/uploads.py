@@ -106,7 +106,6 @@ class UploadRepository(Repository):
         await self._change(tenant_id, sha256, is_complete=True)
 
     async def remove(self, tenant_id: str, sha256: str) -> None:
-        """Delete an archive."""
         await self._connection.execute(delete(uploads).where(*_of(uploads, tenant_id=tenant_id, sha256=sha256)))
 
     async def clear(self, kept_s: float, unfinished_s: float) -> int:

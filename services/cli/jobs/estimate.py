@@ -25,7 +25,6 @@ def show_estimates(gateway: Gateway, specs: list[JobSpec], *, as_json: bool) -> 
 
 
 def estimate_lines(name: str, estimate: dict[str, Any], now: datetime) -> list[str]:
-    """Return an estimate as lines of text."""
     size = estimate.get("slice")
     gpus = f"a {size} slice" if size else f"{estimate['gpus']} GPU" + ("" if estimate["gpus"] == 1 else "s")
     what = "slices" if size else "GPUs"

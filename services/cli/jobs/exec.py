@@ -20,7 +20,6 @@ class CommandAfterDashes(typer.core.TyperCommand):
     """Keeps what follows ``--`` apart, as it belongs to another program."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the words of the command line."""
         if "--" in args:
             at = args.index("--")
             ctx.meta[_REST] = args[at + 1 :]

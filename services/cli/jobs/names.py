@@ -42,7 +42,6 @@ def number_of(job: dict[str, Any]) -> str:
 
 
 def is_array(found_id: str) -> bool:
-    """Return whether an id is that of an array."""
     return found_id.startswith("array_")
 
 

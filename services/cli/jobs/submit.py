@@ -45,7 +45,6 @@ class SubmitCommand(typer.core.TyperCommand):
     """Keeps what follows ``--`` apart, and reads a script's options as if they came before those typed."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the words of the command line."""
         args = list(args)
         ctx.meta[_TYPED] = tuple(args)
         rest: list[str] = []

@@ -203,7 +203,6 @@ def _is_same(total: dict[str, float], other: dict[str, float]) -> bool:
 
 
 def period_of(start: str | None, end: str | None, month: str | None) -> dict[str, str | None]:
-    """Return the parameters of a period."""
     if month is None:
         first, last = utc_time(start, "--start"), utc_time(end, "--end")
         if first and last and first >= last:

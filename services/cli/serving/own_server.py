@@ -19,7 +19,6 @@ class GaveUp(Exception):  # noqa: N818  not an error of the program
 
 
 def free_port() -> int:
-    """Return a port that nothing listens on."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])

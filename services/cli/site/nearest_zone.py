@@ -55,7 +55,6 @@ class Choice:
     free_at: str = ""  #: Where that is given for free
 
     def lines(self) -> list[str]:
-        """Return the proposal in words."""
         said = [f"zone {self.zone}, by this machine's time zone {self.time_zone}"]
         if self.others:
             said[0] += f" (also in it: {', '.join(self.others)}; `wattshift up --zone ZONE` takes another)"

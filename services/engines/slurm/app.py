@@ -12,7 +12,6 @@ from services.kit.settings import settings_or_exit
 
 
 def slurm_of(settings: SlurmSettings) -> Commands:
-    """Return the interface to Slurm that these settings choose."""
     token, timeout_s = settings.rest_token_file, settings.command_timeout_s
     if not settings.rest:
         return Commands(timeout_s)

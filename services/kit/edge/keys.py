@@ -49,7 +49,6 @@ def unauthenticated(detail: str) -> ProblemError:
 
 
 def keys_of(admission: ServiceClient, settings: EdgeSettings) -> KeyCache:
-    """Return the cache of a process at the edge."""
     return KeyCache(
         resolve_at(admission),
         max_age_s=settings.key_max_age_s,
