@@ -23,7 +23,14 @@ import orjson
 from services.contracts.identity import NO_KEY_LIMITS, Identity, KeyLimits, ResolvedKey, Role, TenantLimits
 from services.contracts.routing import RoutedServer, RoutingTable
 from services.core.policies.freesh.laxity import PREEMPTION_MARGIN_S, Order, preempted_by
-from services.core.policies.freesh.server_choice import ALIKE, ALIKE_PACE, BALANCE_REQUESTS, BALANCE_SHARE
+from services.core.policies.freesh.server_choice import (
+    ALIKE,
+    ALIKE_PACE,
+    BALANCE_REQUESTS,
+    BALANCE_SHARE,
+    Given,
+    ServerCosts,
+)
 from services.kit.edge.limits import RateLimiter
 from services.kit.networks import read_networks
 from services.kit.problems import ProblemError
@@ -141,6 +148,7 @@ class _Requests:
         holders: Who holds any place.
         failed: The servers that failed a request in a lane.
         turns: How often a request was brought to a lane.
+        firsts: How many answers that began are noted, by figure.
         refuse_usage: Servers that know no such option of a request.
         with_key: Servers that the router has a key for.
         arrived: Requests that were counted for the planner.
@@ -179,6 +187,7 @@ class _Requests:
         self.spare: set[Ticket] = set()
         self.holders: set[Ticket] = set()
         self.failed: dict[Ticket, set[str]] = {}
+        self.firsts = Counter[str]()
         self.turns = 0
 
 
@@ -750,6 +759,7 @@ async def _play(simulation: Simulation, requests: _Requests, handle: Handle = _a
         learn=_learned(simulation, requests, Outcomes.learn),
         came_at_once=_came(simulation, requests, Outcomes.came_at_once),
     )
+    simulation.instead(ServerCosts, has_read=_read(simulation, requests, ServerCosts.has_read))
     simulation.instead(
         Connection,
         release=_given_back(simulation, requests, Connection.release),
@@ -784,6 +794,9 @@ async def _play(simulation: Simulation, requests: _Requests, handle: Handle = _a
     check("a request is counted once", requests.arrived <= requests.served, f"{requests.arrived} of {requests.served}")
     counted = sum(router.metrics.requests.values.values())
     check("a request is counted once", counted == requests.turns, f"{counted} of {requests.turns}")
+    for name in ("ttft", "gen_ai_first"):
+        noted = sum(sum(found[:-1]) for _, found in getattr(router.metrics, name).amounts())
+        check("a first token is noted where there was one", noted == requests.firsts[name], f"{noted} {name}")
     for name, wrong in _limits(simulation, router, requests).items():
         check(name, wrong is None, str(wrong))
     for client in clients:
@@ -927,6 +940,17 @@ def _begun(requests: _Requests, begin: Any) -> Any:
             requests.spare.add(ticket)
         requests.holders.add(ticket)
         begin(self, ticket, server)
+
+    return judge
+
+
+def _read(simulation: Simulation, requests: _Requests, has_read: Any) -> Any:
+    """Have a failure say nothing of how fast a server reads prompts."""
+
+    def judge(self: ServerCosts, given: Given, now_s: float) -> None:
+        found = [each.connection.status for each in requests.holders if each.place is given and each.connection]
+        simulation.check("only an answer says how fast a server reads", found in ([], [200]), str(found))
+        has_read(self, given, now_s)
 
     return judge
 
@@ -1255,6 +1279,7 @@ def _counted(simulation: Simulation, requests: _Requests, clients: Sequence[_Cli
             is_right = tokens == Tokens(prompt, output, are_stated)
             simulation.check("tokens are counted as they were stated", is_right, f"{number}: {tokens}, not {output}")
         if turn.first_s:
+            requests.firsts["gen_ai_first"] += status == 200
             late_s = turn.received.at_s + turn.first_s - requests.began_s[number, server.id]
             is_right = math.isnan(late_s) or -1e-6 <= late_s <= ARRIVES_S
             simulation.check("it is told when an answer began", is_right, f"{number}: {late_s:.2f} s")
@@ -1300,6 +1325,7 @@ def _learned(simulation: Simulation, requests: _Requests, learn: Any) -> Any:
         is_whole = (number, server.id) in requests.whole
         simulation.check("only whole answers are learned from", is_whole, f"{number} by {server.id}")
         requests.learned[number] += 1
+        requests.firsts["ttft"] += turn.first_s > 0
         learn(self, turn, server, now_s, tokens)
 
     return judge
