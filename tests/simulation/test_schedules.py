@@ -196,8 +196,8 @@ BY_HAND = (
     (
         "no server with room stands beside a request that may use it",
         "services/router/lanes.py",
-        "stuck.add(head.excluded)\n                continue",
-        "break",
+        "stuck = self.queue.serve(self.in_service, self._give, time.monotonic())",
+        "stuck = set()\n        while (head := self.queue.peek()) and self._give(head):\n            pass",
     ),
     ("a request is counted once", ANSWERS, "finally:\n            now_s", "if True:\n            now_s"),
     (

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -92,6 +93,7 @@ class _Store:
         self.renewed: dict[str, tuple[float, Any]] = {}
         self.keyed: dict[str, tuple[str, bytes]] = {}
         self.taken: set[str] = set()
+        self.begun_s = defaultdict[str, float](lambda: -1.0)
 
     @property
     def now_s(self) -> float:
@@ -166,6 +168,14 @@ class _Store:
         self._simulation.check("what was sent counts as sent, and nothing else", work_id in self.taken, work_id)
         await self._ask(lambda: setattr(self.rows[work_id], "enqueued_s", self.now_s), may_repeat=True)
 
+    async def fairest(self, work_id: str) -> str:
+        """As of the real one."""
+        return await self._ask(lambda: self._fairest(work_id))
+
+    def _fairest(self, work_id: str) -> str:
+        waiting = [row for row in self.rows.values() if row.state is WorkState.QUEUED]
+        return min(waiting, key=lambda row: (self.begun_s[row.tenant_id], row.id)).id if waiting else work_id
+
     async def claim(self, work_id: str, claim: str, lease_s: float) -> Any:
         """As of the real one."""
         return await self._ask(lambda: self._claim(self.rows[work_id], claim, lease_s))
@@ -175,6 +185,7 @@ class _Store:
         if row.state is not WorkState.QUEUED and not is_abandoned:
             return None
         row.state, row.claim, row.lease_until_s = WorkState.RUNNING, claim, self.now_s + lease_s
+        self.begun_s[row.tenant_id] = self.now_s
         row.attempts += 1
         row.claims.append(claim)
         return SimpleNamespace(id=row.id, attempts=row.attempts)
