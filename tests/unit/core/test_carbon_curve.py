@@ -169,13 +169,6 @@ def test_a_history_of_nothing_is_no_curve() -> None:
         measured()
 
 
-@pytest.mark.parametrize(
-    ("start_s", "end_s", "share"), [(0, 10, 1), (0, 20, 0.5), (10, 30, 0), (5, 35, 10 / 30), (-10, 60, 20 / 70)]
-)
-def test_a_share_is_what_was_measured_of_a_window(start_s: float, end_s: float, share: float) -> None:
-    assert measured((0, 10, 100), (30, 40, 400)).share(start_s, end_s) == pytest.approx(share)
-
-
 def test_a_mean_is_unknown_where_too_little_was_measured() -> None:
     past = measured((0, 90, 100), (100, 190, 400))
 
