@@ -131,6 +131,7 @@ async def test_a_fleet_whose_gpus_jobs_use_says_so_and_begins_by_itself(world: F
     assert shown.detail is not None
     assert "Jobs still run on all of its GPUs" in shown.detail
     assert [gpu.detail for gpu in shown.gpus] == ["job_0 runs on it until it ends", "job_1 runs on it until it ends"]
+    assert {gpu.detail for gpu in (await world.fleets.find("edge", ACME)).gpus} == {"A job runs on it until it ends"}
 
     await world.use(1, None)
     await world.settle()
@@ -513,7 +514,7 @@ async def test_a_proposal_is_refused_once_an_application_has_changed(world: Flee
 
 async def test_a_tenant_sees_of_a_fleet_its_own_applications_alone(world: FleetWorld) -> None:
     other = Identity(tenant_id="umbra", role=Role.USER, key_id="key_umbra")
-    await world.fleets.put("edge", a_fleet(gpus=4), OPERATOR)
+    await world.fleets.put("edge", a_fleet(gpus=4, tenants=["acme", "umbra"]), OPERATOR)
     await world.apps.put("photos", an_app(), ACME)
     await world.apps.put("streets", an_app(), other)
     await world.settle()
@@ -527,6 +528,7 @@ async def test_a_tenant_sees_of_a_fleet_its_own_applications_alone(world: FleetW
         (page,) = (await world.fleets.page(PageQuery(), caller, FleetList)).items
         assert fleet.plan is not None
         assert page == fleet
+        assert fleet.spec.tenants == (["acme", "umbra"] if caller is OPERATOR else [caller.tenant_id])
         named = [{each.name for each in plan.applications} for plan in (fleet.plan, plans.items[0])]
         seen[caller.tenant_id] = [set(fleet.apps), *named]
     assert seen == {"ops": 3 * [{"photos", "streets"}], "acme": 3 * [{"photos"}], "umbra": 3 * [{"streets"}]}

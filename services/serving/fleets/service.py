@@ -14,6 +14,7 @@ from services.contracts.identity import Identity
 from services.contracts.partition import MAX_APPLICATIONS, ApplicationPlan, PartitionResult, VariantInstances
 from services.contracts.problems import FieldError
 from services.contracts.queries import PageQuery
+from services.contracts.routing import EVERY_TENANT
 from services.contracts.serving import InstanceQuery, InstanceState
 from services.kit.problems import ProblemError, conflict, invalid, not_found
 from services.kit.references import check_start
@@ -106,19 +107,21 @@ class Fleets(Named[FleetRecord, apps.Fleet]):
             return show_plan(found)
 
     async def _show(self, queries: Queries, records: Sequence[FleetRecord], caller: Identity) -> list[apps.Fleet]:
-        """Return fleets as a caller sees them: users with the applications of their own tenant alone."""
+        """Return fleets as a caller sees them: users without what is other tenants', applications, jobs and names."""
         names = [record.name for record in records]
         gpus, users = await queries.fleets.gpus(names), await queries.fleets.apps_of(names, caller)
         shown: list[apps.Fleet] = []
         for record in records:
             plan = await queries.fleets.newest_plan(record.name)
             states = gpus.get(record.name, [])
+            tenants = [each for each in record.spec.tenants if each in (EVERY_TENANT, caller.tenant_id)]
             shown.append(
                 apps.Fleet.of(
                     record,
+                    spec=record.spec if caller.is_operator else record.spec.model_copy(update={"tenants": tenants}),
                     is_deleted=record.deleted_at is not None,
                     apps=[*users[record.name]],
-                    gpus=[_show_gpu(state) for state in states],
+                    gpus=[_show_gpu(state, names_jobs=caller.is_operator) for state in states],
                     missing_gpus=max(record.spec.gpus - sum(state.is_usable for state in states), 0),
                     detail=_why_it_waits(states) if users[record.name] else None,
                     plan=plan and show_plan(plan, None if caller.is_operator else users[record.name]),
@@ -293,9 +296,10 @@ def _why_it_waits(states: list[GpuState]) -> str | None:
     return "It has no GPU; applications start by themselves once there is one."
 
 
-def _show_gpu(state: GpuState) -> apps.FleetGpu:
+def _show_gpu(state: GpuState, *, names_jobs: bool) -> apps.FleetGpu:
     node_id, gpu = state.at
-    detail = f"{state.used_by} runs on it until it ends" if state.used_by else state.detail or None
+    job = state.used_by if names_jobs else "A job"
+    detail = f"{job} runs on it until it ends" if state.used_by else state.detail or None
     sizes = list(ordered(size for size in state.sizes if size))
     return apps.FleetGpu.of(state, node_id=node_id, gpu=gpu, sizes=sizes, wanted=list(state.wanted), detail=detail)
 
