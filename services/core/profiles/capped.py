@@ -15,7 +15,7 @@ is shown in ``lab/results/powerflow.md`` and ``tests/unit/core/profiles/test_cap
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
@@ -94,14 +94,12 @@ class CappedModel:
         return step_and_energy(self.parameters, gpus, local_batch, power_limit_w, nodes)
 
 
-def fit_capped(
-    points: Observations, *, belief: Floats | None = None, warm: Sequence[float] | Floats | None = None
-) -> CappedModel:
+def fit_capped(points: Observations, *, belief: Floats | None = None) -> CappedModel:
     """Fit the form above to step times and energies measured under power limits.
 
     Args:
         points: At least three configurations, or one with a belief, all with energies.
-        belief, warm: As in ``learn.fit_throughput``, (21,).
+        belief: As in ``learn.fit_throughput``, (21,).
 
     Raises:
         DomainError: there are too few configurations, an energy is missing, or the control is not a power limit.
@@ -109,7 +107,7 @@ def fit_capped(
     if points.axis is not ControlKind.POWER_LIMIT or not points.with_energy.all():
         raise DomainError("this form needs power limits, and the energy of every point")
     merged = enough(points, belief)
-    model = capped_of(merged, merged, belief, warm)
+    model = capped_of(merged, merged, belief)
     for predicted, what in zip(model.step_and_energy(*where_of(points)), MEASURED, strict=True):
         refuse_strangers(predicted, getattr(points, what), what)
     time_s, energy_j = model.step_and_energy(*where_of(merged))
@@ -120,12 +118,7 @@ def fit_capped(
     )
 
 
-def capped_of(
-    of: Observations,
-    among: Observations,
-    belief: Floats | None = None,
-    warm: Sequence[float] | Floats | None = None,
-) -> CappedModel:
+def capped_of(of: Observations, among: Observations, belief: Floats | None = None) -> CappedModel:
     """Return the fit to some configurations of those parameters that the configurations ``among`` determine."""
     terms = throughput_terms(among, believed=None if belief is None else belief[: len(SPEED)])
     batch = terms.fixed.get("beta_grad")
@@ -151,7 +144,7 @@ def capped_of(
         belief,
         free,
     )
-    starts = _starts(of, problem, limit_w) if warm is None else np.array([warm])
+    starts = _starts(of, problem, limit_w)
     if belief is not None:
         starts = np.where(free, np.concatenate([starts, belief[None]]), belief)
     found = solve(problem, starts)

@@ -1,6 +1,6 @@
 """Fit the two models to points. Parameters that the points do not determine stay at their prior or are left out."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -36,39 +36,32 @@ PULL = 0.1  #: A parameter that is off its prior by all of itself costs as much 
 MAX_BREAKS = 6
 
 
-def fit_throughput(
-    points: Observations, *, belief: Floats | None = None, warm: Sequence[float] | None = None
-) -> ThroughputModel:
+def fit_throughput(points: Observations, *, belief: Floats | None = None) -> ThroughputModel:
     """Fit equations 1 to 5 to measured step times.
 
     Args:
         points: At least three configurations, or one with a belief.
         belief: The prior of the parameters; see ``PULL``.
-        warm: Parameters to start from, instead of starting cold.
 
     Raises:
         DomainError: there are too few configurations, or a point is inconsistent with the others.
     """
-    return _times(points, enough(points, belief), belief, warm)
+    return _times(points, enough(points, belief), belief)
 
 
-def _times(
-    points: Observations, merged: Observations, belief: Floats | None = None, warm: Sequence[float] | None = None
-) -> ThroughputModel:
-    model = times_of(merged, merged, belief, warm)
+def _times(points: Observations, merged: Observations, belief: Floats | None = None) -> ThroughputModel:
+    model = times_of(merged, merged, belief)
     refuse_strangers(model.times(*where_of(points)).iter_s, points.seconds_per_iteration, "seconds_per_iteration")
     error = mape(model.times(*where_of(merged)).iter_s, merged.seconds_per_iteration)
     return replace(model, quality=replace(model.quality, mape=error))
 
 
-def times_of(
-    of: Observations, among: Observations, belief: Floats | None = None, warm: Sequence[float] | None = None
-) -> ThroughputModel:
+def times_of(of: Observations, among: Observations, belief: Floats | None = None) -> ThroughputModel:
     """Return the fit to some configurations of those parameters that the configurations ``among`` determine."""
     terms = throughput_terms(among, believed=belief)
     where = where_of(of)
-    starts = throughput_starts(of, terms) if warm is None else np.array([warm], dtype=np.float64)
-    if belief is not None and warm is None:
+    starts = throughput_starts(of, terms)
+    if belief is not None:
         starts = np.concatenate([starts, belief[None]])
 
     def predict(vectors: Floats) -> Floats:
@@ -83,24 +76,20 @@ def times_of(
 
 
 def fit_energy(
-    points: Observations,
-    throughput: ThroughputModel | None = None,
-    *,
-    belief: Floats | None = None,
-    warm: Sequence[float] | None = None,
+    points: Observations, throughput: ThroughputModel | None = None, *, belief: Floats | None = None
 ) -> EnergyModel:
     """Fit equations 6 to 15 to measured energies; points without one are left out.
 
     Args:
         points: At least three configurations with an energy, or one with a belief.
         throughput: The job's times; fitted to the same points if not given.
-        belief, warm: As in ``fit_throughput``.
+        belief: As in ``fit_throughput``.
 
     Raises:
         DomainError: there are too few configurations with an energy, or a point is inconsistent with the others.
     """
     merged = enough(points.take(points.with_energy), belief)
-    model = energy_of(merged, merged, throughput, belief, warm)
+    model = energy_of(merged, merged, throughput, belief)
     refuse_strangers(model.energy_j(*where_of(points)), points.energy_j_per_iteration, "energy_j_per_iteration")
     error = mape(model.energy_j(*where_of(merged)), merged.energy_j_per_iteration)
     return replace(model, quality=replace(model.quality, mape=error))
@@ -111,7 +100,6 @@ def energy_of(
     among: Observations,
     throughput: ThroughputModel | None = None,
     belief: Floats | None = None,
-    warm: Sequence[float] | None = None,
 ) -> EnergyModel:
     """Return the fit to some configurations of those parameters that the configurations ``among`` determine."""
     terms = energy_terms(among, believed=belief)
@@ -123,8 +111,8 @@ def energy_of(
 
     def broken_at(f0: float) -> Solution:
         held = terms.broken_at(f0, of)
-        starts = energy_starts(of, step, f0) if warm is None else np.array([warm], dtype=np.float64)
-        if belief is not None and warm is None:
+        starts = energy_starts(of, step, f0)
+        if belief is not None:
             starts = np.concatenate([starts, belief[None]])
         starts[:, -1] = f0
 
@@ -134,8 +122,7 @@ def energy_of(
         problem = problem_of(predict, of.energy_j_per_iteration, of, limits, belief, held.free)
         return solve(problem, held.hold(starts))
 
-    breaks = _breaks(of, belief) if warm is None else [float(warm[-1])]
-    best = min(map(broken_at, breaks), key=lambda found: found.cost)
+    best = min(map(broken_at, _breaks(of, belief)), key=lambda found: found.cost)
     parameters = EnergyParameters(*best.parameters.tolist())
     return EnergyModel(of.axis, best.covariance, _quality(among, terms), terms.fixed, parameters, speed)
 

@@ -132,18 +132,6 @@ class Observations:
             axis=self.axis, absent=self.absent, **{name: column[rows] for name, column in self._columns().items()}
         )
 
-    def joined(self, other: Observations) -> Observations:
-        """Return these points followed by the other's.
-
-        Raises:
-            DomainError: the other's points have a different axis or different columns.
-        """
-        if other.axis != self.axis or other.absent != self.absent:
-            raise DomainError("points to be joined need the same columns")
-        mine, theirs = self._columns(), other._columns()
-        columns = {name: np.concatenate([mine[name], theirs[name]]) for name in mine}
-        return Observations(axis=self.axis, absent=self.absent, **columns)
-
     def merged(self) -> Observations:
         """Return one point per configuration, in order of first appearance, with means weighted by count."""
         keys = np.column_stack([self.gpus, self.local_batch, self.control, self.nodes])

@@ -1,9 +1,9 @@
-"""The profile of one job: a bounded number of points, and the model fitted to them from its prior."""
+"""The profile of one job: what its prior says of it, and the model fitted from there to what was seen."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,8 +21,6 @@ from services.core.profiles.priors import believed_capped, believed_draw, believ
 from services.core.profiles.throughput import EnergyParameters, ThroughputParameters
 
 JobModel = EnergyModel | CappedModel  #: By clock, or by power limit
-MAX_CONFIGURATIONS = 128  #: Configurations kept of a job, those seen last; a gang of twelve sizes at ten clocks each
-MAX_COUNT = 16.0  #: Measurements an old mean counts for: later ones then replace it slowly, should the job change
 TIMES = frozenset(ThroughputParameters._fields) - {"gamma1", "gamma2"}
 """The parameters that all grow with the length of a step."""
 DYNAMIC_W = frozenset({"alpha_w", "beta_w", "sync_w"})
@@ -30,16 +28,11 @@ DYNAMIC_W = frozenset({"alpha_w", "beta_w", "sync_w"})
 
 @dataclass(frozen=True)
 class JobProfile:
-    """One job's profile; grown by ``observe``, which returns a new one."""
+    """What is believed of one job; ``observe`` returns what points make of it."""
 
     gpu_model: str  #: Model of the boards it runs on
     family: str  #: Family of the model it trains: a name in ``priors.FAMILIES``
-    model: JobModel  #: Its predictions; from the prior alone until the first point
-    points: Observations | None = None
-    """What was seen, one point per configuration, the latest first; None before the first."""
-    anew_at: int = field(default=0)
-    """Number of configurations at which the next fit starts cold, because a warm start may be stuck in a local minimum
-    that few points had created."""
+    model: JobModel  #: Its predictions; from the prior alone if no point was seen
 
     @classmethod
     def of(cls, gpu_model: str, family: str, axis: ControlKind) -> JobProfile:
@@ -62,26 +55,18 @@ class JobProfile:
         step = self.model.throughput.times(gpus, local_batch, control, nodes)
         return step.iter_s, self.model.energy_j(gpus, local_batch, control, nodes)
 
-    def observe(self, new: Observations) -> JobProfile:
-        """Return the profile with new points: merged with the old by configuration, and refitted from the old fit.
-
-        Rejected points change nothing, since profiles are immutable.
+    def observe(self, points: Observations) -> JobProfile:
+        """Return the profile fitted from its prior to all points of the job.
 
         Raises:
             DomainError: the points are of the other axis, or inconsistent with the others; ``PointError`` names a row.
         """
-        if new.axis is not self.model.axis:
-            raise DomainError(f"the job is known by {self.model.axis.value}, and these points are by {new.axis.value}")
-        if not len(new):
-            return self
-        points = new if self.points is None else new.joined(self.points)
-        kept = points.merged().take(np.arange(min(MAX_CONFIGURATIONS, len(points.merged()))))
-        model = self._fitted(points, cold=len(kept) >= self.anew_at)
-        anew_at = 2 * len(kept) if len(kept) >= self.anew_at else self.anew_at
-        kept = replace(kept, count=np.minimum(kept.count, MAX_COUNT))
-        return replace(self, model=model, points=kept, anew_at=anew_at)
+        axis = self.model.axis
+        if points.axis is not axis:
+            raise DomainError(f"the job is known by {axis.value}, and these points are by {points.axis.value}")
+        return replace(self, model=self._fitted(points)) if len(points) else self
 
-    def _fitted(self, points: Observations, *, cold: bool) -> JobModel:
+    def _fitted(self, points: Observations) -> JobModel:
         prior = JobProfile.of(self.gpu_model, self.family, self.model.axis)
         time_s, energy_j = prior.foreseen(*where_of(points))
         slower = _typical(points.seconds_per_iteration / time_s)
@@ -95,17 +80,17 @@ class JobProfile:
             centre = prior.model.vector.copy()
             centre[[name in TIMES for name in CAPPED]] *= slower
             centre[[name in DYNAMIC_W for name in CAPPED]] *= hungrier
-            return fit_capped(points, belief=centre, warm=None if cold else self.model.vector)
+            return fit_capped(points, belief=centre)
         assert isinstance(self.model, EnergyModel)
         assert isinstance(prior.model, EnergyModel)
         parameters = prior.model.throughput.parameters._asdict()
         speed = np.array([slower * value if name in TIMES else value for name, value in parameters.items()])
-        times = fit_throughput(points, belief=speed, warm=None if cold else self.model.throughput.parameters)
+        times = fit_throughput(points, belief=speed)
         scaled = [not name.startswith(("alpha", "theta", "beta", "f0")) for name in EnergyParameters._fields]
         draw = np.array(prior.model.parameters) * np.where(scaled, hungrier, 1.0)
         if not drawn.any():
             return replace(prior.model, parameters=EnergyParameters(*draw.tolist()), throughput=times)
-        return fit_energy(points, times, belief=draw, warm=None if cold else self.model.parameters)
+        return fit_energy(points, times, belief=draw)
 
 
 def _typical(ratio: Floats) -> float:

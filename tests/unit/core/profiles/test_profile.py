@@ -1,6 +1,8 @@
-"""A job's profile from its prior to its hundredth point, and many jobs at once."""
+"""A job's profile from its prior to its sixtieth point, and many jobs at once."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from services.core.profiles.capped import NAMES, CappedModel
 from services.core.profiles.models import EnergyModel, mape
 from services.core.profiles.observations import Observations, PointError
 from services.core.profiles.priors import FAMILIES, believed_draw
-from services.core.profiles.profile import MAX_CONFIGURATIONS, JobProfile
+from services.core.profiles.profile import JobProfile
 from tests.support.performance import grid, measured
 from tests.support.performance_table import PerformanceTable
 from tests.unit.core.profiles.test_capped import points
@@ -24,13 +26,9 @@ SEEN = measured(EVERYWHERE, noise=0.03, seed=4)
 ORDER = np.random.default_rng(1).permutation(len(SEEN))
 
 
-def grown(sizes: list[int]) -> JobProfile:
-    """Return a profile that was given its points in so many at a time."""
-    profile, at = JobProfile.of("V100", "vision", ControlKind.CLOCK), 0
-    for size in sizes:
-        profile = profile.observe(SEEN.take(ORDER[at : at + size]))
-        at += size
-    return profile
+def after(points: int) -> JobProfile:
+    """Return a profile that saw so many points."""
+    return JobProfile.of("V100", "vision", ControlKind.CLOCK).observe(SEEN.take(ORDER[:points]))
 
 
 def errors(profile: JobProfile) -> tuple[float, float]:
@@ -69,34 +67,19 @@ def test_a_faster_board_is_believed_faster_and_an_unknown_one_is_allowed() -> No
 
 
 def test_a_few_points_set_the_scale_and_more_bring_the_shape() -> None:
-    few, some, many = errors(grown([2])), errors(grown([10])), errors(grown([60]))
+    few, some, many = errors(after(2)), errors(after(10)), errors(after(60))
 
     assert max(few) < 0.3
     assert max(some) < 0.12
     assert max(many) < 0.03
 
 
-def test_growing_ends_near_fitting_all_at_once() -> None:
-    slowly, at_once = grown([10, 20, 10, 1, 1, 18]), grown([60])
-
-    for one, other in zip(slowly.foreseen(*EVERYWHERE), at_once.foreseen(*EVERYWHERE), strict=True):
-        assert mape(one, other) < 0.02
-
-
-def test_equal_histories_give_equal_profiles() -> None:
-    one, other = grown([8, 8, 3]), grown([8, 8, 3])
+def test_equal_points_give_equal_profiles_and_none_change_nothing() -> None:
+    one, other, none = after(19), after(19), after(0)
+    prior = JobProfile.of("V100", "vision", ControlKind.CLOCK)
 
     assert np.array_equal(one.foreseen(*EVERYWHERE), other.foreseen(*EVERYWHERE))
-
-
-def test_history_is_bounded_and_forgets_the_oldest() -> None:
-    profile = grown([140, 20])
-
-    assert profile.points is not None
-    assert len(profile.points) == MAX_CONFIGURATIONS
-    assert profile.points.count.max() <= 16
-    newest = SEEN.take(ORDER[140:160])
-    assert np.array_equal(profile.points.gpus[:20], newest.gpus)
+    assert np.array_equal(none.foreseen(*EVERYWHERE), prior.foreseen(*EVERYWHERE))
 
 
 def test_what_was_never_seen_stays_as_believed() -> None:
@@ -165,27 +148,20 @@ def test_a_hungrier_job_than_believed_draws_more_under_every_limit() -> None:
     assert (found["gamma1"], found["gamma2"]) == (believed["gamma1"], believed["gamma2"])
 
 
-def test_nonsense_is_refused_and_changes_nothing() -> None:
-    profile = grown([30])
-    before = profile.foreseen(*EVERYWHERE)
-
-    slow = measured(grid(gpus=(4,), batches=(32,), clocks=(900,)), draw=None)
-    wrong = Observations.of(1_000 * slow.seconds_per_iteration, gpus=[4], local_batch=[32], control=[900], nodes=[1])
+def test_nonsense_is_refused() -> None:
+    time_s = SEEN.seconds_per_iteration.copy()
+    time_s[30] *= 1_000
     with pytest.raises(PointError, match="wrong units"):
-        profile.observe(wrong)
+        after(0).observe(replace(SEEN, seconds_per_iteration=time_s, energy_j_per_iteration=np.full(len(SEEN), np.nan)))
     with pytest.raises(DomainError, match="these points are by power_limit"):
-        profile.observe(points())
-    with pytest.raises(DomainError, match="same columns"):
-        profile.observe(Observations.of([0.1], gpus=[1]))
-
-    assert np.array_equal(before, profile.foreseen(*EVERYWHERE))
+        after(0).observe(points())
 
 
 def test_profiles_by_power_limit_learn_too() -> None:
     seen = points(noise=0.02)
-    profile = JobProfile.of("V100", "vision", ControlKind.POWER_LIMIT).observe(seen.take(np.arange(0, 28, 3)))
+    profile = JobProfile.of("V100", "vision", ControlKind.POWER_LIMIT).observe(seen)
 
-    step_s, energy_j = profile.observe(seen).foreseen(seen.gpus, seen.local_batch, seen.control, seen.nodes)
+    step_s, energy_j = profile.foreseen(seen.gpus, seen.local_batch, seen.control, seen.nodes)
 
     assert mape(step_s, points().seconds_per_iteration) < 0.03
     assert mape(energy_j, points().energy_j_per_iteration) < 0.03
