@@ -9,10 +9,11 @@ import numpy as np
 from services.core.cycle.capacity import Capacity
 from services.core.cycle.rounds import Preemption, has_tenants, is_uniform, stopping
 from services.core.cycle.snapshot import PREEMPTING, QUEUED, Snapshot
-from services.core.cycle.sorting import MANY, among_first
+from services.core.cycle.sorting import among_first
 from services.core.domain.arrays import Bools, Floats, Ints
 
 FEW = 16  #: Fewer jobs are sorted, or visited one by one, sooner than sifted
+MANY = 512  #: Of an active round, so many more waiting jobs than GPUs are sifted
 
 Keys = tuple[Floats | Ints | Bools, ...]
 
