@@ -32,10 +32,6 @@ def possible_sizes(snapshot: Snapshot, wanted_gpus: Ints, which: Ints | None = N
     jobs = snapshot.jobs
     low, high, step, eligible = jobs.min_gpus, jobs.max_gpus, jobs.step_gpus, jobs.eligible
     if which is not None:
-        if which.size == 1 and len(snapshot.gpu_models) == 1 and not snapshot.tenant_gpu_quota:
-            job = int(which[0])  # as most rounds of a simulation ask: plain numbers take a third of the time
-            grid = low.item(job), high.item(job), step.item(job)
-            return np.array([possible_size(wanted_gpus.item(0), *grid, eligible.item(job, 0) * snapshot.total_gpus)])
         low = low[which]
         more = np.flatnonzero(wanted_gpus > low)
         if more.size < which.size:  # of a long queue most wait at their minimum
@@ -56,11 +52,6 @@ def possible_sizes(snapshot: Snapshot, wanted_gpus: Ints, which: Ints | None = N
     upper = np.minimum(np.minimum(wanted_gpus, high), largest)
     steps = np.maximum(upper - low, 0) // step
     return low + steps * step
-
-
-def possible_size(wanted_gpus: int, low: int, high: int, step: int, largest: int) -> int:
-    """Return the same for one job on a grid, with at most ``largest`` devices."""
-    return low + max(min(wanted_gpus, high, largest) - low, 0) // step * step
 
 
 def resumed_size(jobs: JobTable, job: int) -> int:
