@@ -1,9 +1,11 @@
 """What the cluster holds, by GPU model: free, being released, in use; and the sizes that gangs can have on it."""
 
+from collections.abc import Iterable
 from functools import cached_property, lru_cache
 
 import numpy as np
 
+from services.core.cycle.plan import Action, Start
 from services.core.cycle.rounds import is_uniform, stopping
 from services.core.cycle.snapshot import JobTable, Snapshot
 from services.core.domain.arrays import Bools, Ints
@@ -16,6 +18,16 @@ def model_gpus(snapshot: Snapshot) -> Ints:
         return np.array([snapshot.total_gpus])
     taking = np.where(nodes.schedulable, nodes.gpus, 0)
     return np.bincount(nodes.gpu_model, taking, len(snapshot.gpu_models)).astype(np.int64)
+
+
+def left_free(snapshot: Snapshot, actions: Iterable[Action]) -> Ints:
+    """Return how many devices starts leave free on schedulable nodes, by model: (n_gpu_models,)."""
+    nodes = snapshot.nodes
+    free = np.where(nodes.schedulable, nodes.free_gpus, 0)
+    for start in (each for each in actions if isinstance(each, Start) and not each.shares):
+        for share in start.placement.shares:
+            free[nodes.index[share.node_id]] -= len(share.devices)
+    return np.bincount(nodes.gpu_model, np.maximum(free, 0), len(snapshot.gpu_models)).astype(np.int64)
 
 
 def possible_sizes(snapshot: Snapshot, wanted_gpus: Ints, which: Ints | None = None) -> Ints:

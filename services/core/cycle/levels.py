@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from services.core.cycle.capacity import left_free
 from services.core.cycle.plan import Action, Hold, Plan, Start
 from services.core.cycle.snapshot import PREEMPTING, QUEUED, JobTable, Snapshot
 from services.core.domain.arrays import Bools, Ints
@@ -164,11 +165,7 @@ def within_of(snapshot: Snapshot) -> dict[JobId, int]:
 def with_within_reasons(snapshot: Snapshot, plan: Plan) -> Plan:
     """Return the plan, giving gangs that wait for a domain, rather than for enough GPUs anywhere, that reason."""
     jobs, nodes = snapshot.jobs, snapshot.nodes
-    free = np.where(nodes.schedulable, nodes.free_gpus, 0)
-    for start in (each for each in plan.actions if isinstance(each, Start) and not each.shares):
-        for share in start.placement.shares:
-            free[nodes.index[share.node_id]] -= len(share.devices)
-    room = np.bincount(nodes.gpu_model, np.maximum(free, 0), len(snapshot.gpu_models))
+    room = left_free(snapshot, plan.actions)
     most = np.bincount(nodes.gpu_model, nodes.gpus, len(snapshot.gpu_models))
 
     def explained(action: Action) -> Action:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from services.core.cycle.capacity import resumed_size
+from services.core.cycle.capacity import left_free, resumed_size
 from services.core.cycle.plan import Action, Hold, Plan, Preempt, Start
 from services.core.cycle.policy import Layer, Memory, Policy
 from services.core.cycle.services import without_devices
@@ -148,16 +148,12 @@ class Keeping(Layer[Memory]):
 
     def _with_reasons(self, plan: Plan, own: list[Action], endings: tuple[Floats, Floats]) -> Plan:
         """Return the plan, giving jobs that would have room but for windows that reason."""
-        before, jobs, nodes = self._before, self._before.jobs, self._before.nodes
+        before, jobs = self._before, self._before.jobs
         kept_off = np.zeros(len(jobs), dtype=np.bool_)
         for window in before.windows:
             in_force = window.start_s <= before.now_s
             kept_off |= ~(_of_holder(before, window) if in_force else _allowed(before, window, endings))
-        free = np.where(nodes.schedulable, nodes.free_gpus, 0)
-        for start in (each for each in (*own, *plan.actions) if isinstance(each, Start) and not each.shares):
-            for share in start.placement.shares:
-                free[nodes.index[share.node_id]] -= len(share.devices)
-        room = np.bincount(nodes.gpu_model, free, len(before.gpu_models))
+        room = left_free(before, (*own, *plan.actions))
         kept_off &= (jobs.eligible & (room >= jobs.min_gpus[:, None])).any(axis=1)
 
         def explained(action: Action) -> Action:
