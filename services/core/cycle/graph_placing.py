@@ -160,10 +160,10 @@ def best_s(snapshot: Snapshot, mapper: Mapper, gpu_model: int) -> float:
     return extremes_s(mapper)[0]
 
 
-def servers_for(mapper: Mapper, comm_heavy: float = COMM_HEAVY) -> Servers:
-    """Return a gang's servers: the fullest, if its worst placement takes ``comm_heavy`` times its best or longer."""
+def servers_for(mapper: Mapper) -> Servers:
+    """Return a gang's servers: the fullest, if its worst placement takes ``COMM_HEAVY`` times its best or longer."""
     least_s, worst_s = extremes_s(mapper)
-    return Servers.FULLEST if worst_s >= comm_heavy * least_s else Servers.EMPTIEST
+    return Servers.FULLEST if worst_s >= COMM_HEAVY * least_s else Servers.EMPTIEST
 
 
 @lru_cache(maxsize=1 << 14)

@@ -35,12 +35,10 @@ def run_cycle(policy: Policy[Memory], snapshot: Snapshot, memory: Memory) -> Cyc
         shown = show_bound(shown)
     if snapshot.within:
         shown = show_within(shown)
-    if not snapshot.services and not snapshot.slice_jobs:
-        plan, following = policy.decide(shown, memory)
-    else:
-        on_slices, shown = place_slices(shown) if shown.slice_jobs else ((), shown)
-        first, shown = place_services(shown) if shown.services else ((), shown)
-        plan, following = policy.decide(shown, memory)
+    on_slices, shown = place_slices(shown) if shown.slice_jobs else ((), shown)
+    first, shown = place_services(shown) if shown.services else ((), shown)
+    plan, following = policy.decide(shown, memory)
+    if snapshot.services or snapshot.slice_jobs:
         check_plan(shown, without_stops_of_guests(plan, shown.guests))
         plan = replace(plan, actions=(*on_slices, *first, *plan.actions))
     if snapshot.shared:

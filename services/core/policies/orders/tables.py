@@ -8,14 +8,12 @@ an order can be met without a measurement. Its speed then follows the clock to w
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
-from itertools import compress
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
 from services.core.cycle.plan import Action, Start
-from services.core.cycle.snapshot import NodeTable, Snapshot
+from services.core.cycle.snapshot import Snapshot
 from services.core.domain.arrays import Floats
 from services.core.domain.controls import ControlKind
 from services.core.domain.gangs import GangTable
@@ -26,14 +24,8 @@ from services.core.profiles.boards import board_of
 
 def in_zone(snapshot: Snapshot, zone: int) -> Snapshot:
     """Return the snapshot with the nodes of one grid alone, -1 for all; gangs count where their first rank is."""
-    if zone < 0:
-        return snapshot
     nodes = snapshot.nodes
-    keep = nodes.zone == zone
-    columns = {each.name: getattr(nodes, each.name) for each in fields(nodes)}
-    inside: dict[str, Any] = {name: column[keep] for name, column in columns.items() if isinstance(column, np.ndarray)}
-    ids, free = tuple(compress(nodes.ids, keep)), tuple(compress(nodes.free_devices, keep))
-    return snapshot.again(nodes=NodeTable(ids=ids, free_devices=free, **inside))
+    return snapshot if zone < 0 else snapshot.again(nodes=nodes.rows(nodes.zone == zone))
 
 
 def within(scope: Snapshot, actions: Iterable[Action]) -> list[Action]:
