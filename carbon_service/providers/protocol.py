@@ -166,9 +166,7 @@ def number(value: Any) -> float | None:
 
 def rows(answer: Any, *path: str) -> list[Any]:
     """Return the list of rows at ``path`` of an answer; ``ProviderError`` if there is no list there."""
-    found = answer
-    for key in path:
-        found = found.get(key) if isinstance(found, dict) else None
+    found = field(answer, *path)
     if not isinstance(found, list):
         raise ProviderError(f"the answer has no list at {'.'.join(path) or 'its root'}")
     return found

@@ -16,7 +16,7 @@ import numpy as np
 from services.core.domain.arrays import Floats, Ints
 from services.core.domain.errors import DomainError
 from services.learning.carbon import QUANTILES, greenest_regret, share_between
-from services.learning.carbon_history import DAY_H, HOUR_S
+from services.learning.carbon_history import DAY_H, HOUR_S, filled
 
 WEIGHTS = np.linspace(0.0, 1.0, 11)
 LEAST_ORIGINS = 48
@@ -121,8 +121,6 @@ def steps_of(times_s: Floats, values: Floats, step_s: float) -> Floats:
     at = np.rint((times_s - times_s[-1]) / step_s).astype(np.int64)
     kept = at > -MOST_DAYS * DAY_H * hour
     at = at[kept] - at[kept][0]
-    filled = np.full(int(at[-1]) + 1, np.nan)
-    filled[at] = values[kept]
-    for gap in np.flatnonzero(np.isnan(filled)):
-        filled[gap] = filled[gap - DAY_H * hour] if gap >= DAY_H * hour else filled[gap - 1]
-    return filled
+    steps = np.full(int(at[-1]) + 1, np.nan)
+    steps[at] = values[kept]
+    return filled(steps, DAY_H * hour)

@@ -88,14 +88,14 @@ def history_of(
     begin = int(hours[kept][0])
     columns = np.column_stack([believed, *([] if shares is None else shares[kept].T)])
     means = _hourly(hours[kept] - begin, columns, end - begin)
-    filled = np.column_stack([_filled(column) for column in means.T])
+    full = np.column_stack([filled(column) for column in means.T])
     ahead = np.empty((end - begin, 0))
     if expected is not None and expected[1].shape[1]:
         ahead = _hourly(np.floor(expected[0] / HOUR_S).astype(np.int64) - begin, expected[1], end - begin + DAY_H)
         published = np.isfinite(ahead[end - begin :]).any(axis=1)
         ahead = ahead[: end - begin + int(np.append(published, False).argmin())]
-        ahead = np.column_stack([_filled(column) for column in ahead.T])
-    return History(begin * HOUR_S, filled[:, 0], np.isfinite(means[:, 0]), filled[:, 1:], ahead)
+        ahead = np.column_stack([filled(column) for column in ahead.T])
+    return History(begin * HOUR_S, full[:, 0], np.isfinite(means[:, 0]), full[:, 1:], ahead)
 
 
 def _hourly(rows: Ints, columns: Floats, length: int) -> Floats:
@@ -129,12 +129,12 @@ def _moment(time_s: float) -> str:
     return f"{np.datetime64(int(time_s), 's')}Z"
 
 
-def _filled(column: Floats) -> Floats:
-    """Return a column whose gaps take the (filled) value a day before, else the previous one; 0 before any."""
-    filled = column.copy()
+def filled(column: Floats, day: int = DAY_H) -> Floats:
+    """Return a column whose gaps take the (filled) value a day of steps before, else the previous; 0 before any."""
+    full = column.copy()
     for at in np.flatnonzero(~np.isfinite(column)):
-        filled[at] = filled[at - DAY_H] if at >= DAY_H else (filled[at - 1] if at else 0.0)
-    return filled
+        full[at] = full[at - day] if at >= day else (full[at - 1] if at else 0.0)
+    return full
 
 
 def within_hours(times_s: Floats, values: Floats, until_s: float, step_s: float) -> Floats:
