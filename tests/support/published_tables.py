@@ -29,6 +29,7 @@ from lab.reproductions import (
     freesh_horizon,
     freesh_readings,
     freesh_serving,
+    green_compatible,
     iteration_times,
     joint_anywhere,
     joint_certificate,
@@ -580,6 +581,7 @@ OTHERS = [
     *(Again("joint", name, lambda make=make: make(paired())) for name, make in joint_pairs.TABLES.items()),
     Again("joint", "joint-anywhere", judged),
     Again("joint", "joint-certificate", lambda: joint_certificate.certificate_table(("GB",))),
+    Again("green", "green-compatible", green_compatible.compatible_table),
     Again("joint", "joint-zones", lambda: joint_zones.zones_table(data())),
     Again("joint", "cells", cells.cells_table),
     *(
