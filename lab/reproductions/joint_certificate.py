@@ -1,8 +1,9 @@
-"""The cloud week from both sides: ``python -m lab.reproductions.joint_certificate PAGE``.
+"""The cloud week and the day from both sides: ``python -m lab.reproductions.joint_certificate PAGE``.
 
 What no schedule is below (``lab.bounds.modes``), a schedule that the simulator carries out (``lab.bounds.feasible``),
 and ``joint`` with and without knowing lengths and the grid, for the same jobs, windows and levers: every job may end 24
-hours later than at one GPU by itself. Makes the table ``joint-certificate`` of PAGE anew, in some minutes.
+hours later than at one GPU by itself. Makes ``joint-certificate`` and ``joint-certificate-day`` of PAGE anew, in some
+ten minutes.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -30,12 +32,37 @@ from services.simulator.readers.jobs import read_jobs
 from services.simulator.training import predicted
 from services.simulator.workload import CarbonTrace, ClusterSpec, ForecastKind, Workload
 
-START, CLUSTER, ZONES = "2023-07-01", "128x2:RTX3090", ("GB", "SE", "US-CAL-CISO")
-SLACK_S, DAYS = 86_400.0, 7.0
+SLACK_S = 86_400.0
 LEVERS = Levers(widths=True, batches=True, controls=True, sleep=True)
 OPTIONS = EngineOptions(power_down_after_s=1.0, boot_s=0.0)  #: As joint-cloud's: idle machines cost nothing
 TRIES, EARLIER_S = 4, 600.0
 ALONE = {"hour_share": 0.0, "slack_s": SLACK_S, "slack_share": 1e6}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Jobs on a cluster, and the zones in which they are asked for."""
+
+    jobs: str
+    start: str
+    days: float
+    grid_days: float
+    cluster: str
+    zones: tuple[str, ...]
+    seed: int = 0
+    options: EngineOptions = OPTIONS
+
+
+CLOUD = Problem("green-year", "2023-07-01", 7.0, 17.0, "128x2:RTX3090", ("GB", "SE", "US-CAL-CISO"))
+DAY = Problem(
+    "green-day", "2023-08-08", 1.0, 8.0, "32x2:RTX3090", ("GB", "SE"), 1, EngineOptions(power_down_after_s=60.0)
+)
+ROWS: tuple[tuple[str, bool, dict[str, bool]], ...] = (
+    ("joint, lengths and grid known", True, {}),
+    ("joint, both known, hours and sizes together", True, {"width_by_hour": True}),
+    ("joint", False, {}),
+    ("joint, hours and sizes together", False, {"width_by_hour": True}),
+)
 
 
 @dataclass(frozen=True)
@@ -51,29 +78,31 @@ class Sides:
         return int((result.columns.ended_s > self.due_s + 1.0).sum())
 
 
-def both_sides(jobs: Workload, cluster: ClusterSpec, grid: CarbonTrace, slack_s: float = SLACK_S) -> Sides:
+def both_sides(
+    jobs: Workload, cluster: ClusterSpec, grid: CarbonTrace, slack_s: float = SLACK_S, options: EngineOptions = OPTIONS
+) -> Sides:
     """Return the bound of these jobs on a cluster of one GPU model, and the best schedule found."""
     (group,) = cluster.groups
-    due_s: Floats = jobs.submitted_s + lengths_s(jobs, cluster, OPTIONS) + slack_s
+    due_s: Floats = jobs.submitted_s + lengths_s(jobs, cluster, options) + slack_s
     begin_s, end_s = float(jobs.submitted_s[0]), float(due_s.max())
     least = least_of_run(
         jobs,
         cluster,
         grid,
-        OPTIONS,
+        options,
         LEVERS,
         jct_s=np.zeros(len(jobs)),
         makespan_s=end_s - begin_s,
         slack=Slack(slack_s),
     )
     curve = Grid(grid, 1.0, 1.0).between(begin_s, end_s)
-    idle_w = group.model.idle_w + OPTIONS.host_idle_w
+    idle_w = group.model.idle_w + options.host_idle_w
     place = Place(group.model.name, cluster.gpus, group.gpus, idle_w, curve, least.price_gco2[0])
-    tunes, options = who_tunes(len(jobs), OPTIONS).tolist(), replace(OPTIONS, settings_known=True)
+    tunes, known = who_tunes(len(jobs), options).tolist(), replace(options, settings_known=True)
     named_s, planned_s, found = dict(zip(jobs.ids, due_s.tolist(), strict=True)), due_s, list[Sides]()
     for _ in range(TRIES):  # those that are late are planned anew, for earlier ends
-        follows = Following(plans_of(jobs, place, OPTIONS, tunes, planned_s), named_s)
-        result = Simulation(follows, jobs, cluster, grid, replace(options, round_interval_s=S_PER_HOUR)).run({})
+        follows = Following(plans_of(jobs, place, options, tunes, planned_s), named_s)
+        result = Simulation(follows, jobs, cluster, grid, replace(known, round_interval_s=S_PER_HOUR)).run({})
         found.append(Sides(least.carbon_gco2 / 1e3, result, due_s))
         over_s = result.columns.ended_s - due_s
         if not found[-1].late(result):
@@ -82,21 +111,23 @@ def both_sides(jobs: Workload, cluster: ClusterSpec, grid: CarbonTrace, slack_s:
     return min(found, key=lambda each: (each.late(each.feasible), each.feasible.carbon_kg))
 
 
-def certificate_table(zones: Sequence[str] = ZONES) -> str:
-    """Return a row per zone and schedule: its carbon, above the bound and above the schedule found."""
+def certificate_table(zones: Sequence[str] = (), of: Problem = CLOUD) -> str:
+    """Return a row per zone, of the problem's, and schedule: its carbon, above the bound and above the one found."""
     lines = ["| zone | schedule | carbon, kg | above the bound | above the schedule found | mean JCT, h | late |"]
     lines.append("|---|---|---:|---:|---:|---:|---:|")
-    jobs, cluster = read_jobs("green-year", start=START, days=DAYS), ClusterSpec.parse(CLUSTER)
-    for zone in zones:
+    jobs, cluster = read_jobs(of.jobs, start=of.start, days=of.days, seed=of.seed), ClusterSpec.parse(of.cluster)
+    for zone in zones or of.zones:
         grid, issued = (
-            read_carbon(zone, start=START, days=DAYS + 10, forecast=each) for each in (ForecastKind.PERFECT, "issued")
+            read_carbon(zone, start=of.start, days=of.grid_days, forecast=each)
+            for each in (ForecastKind.PERFECT, "issued")
         )
-        sides = both_sides(jobs, cluster, grid)
+        sides = both_sides(jobs, cluster, grid, options=of.options)
         lines.append(f"| {zone} | bound | {sides.least_kg:.2f} | | | | |")
         lines.append(_row(zone, "found, all known", sides.feasible, sides))
-        for name, known in (("joint, lengths and grid known", True), ("joint", False)):
-            of, seen = (jobs, grid) if known else (predicted("none", jobs), issued)
-            result = Simulation(build_policy("joint", ALONE), of, cluster, seen, OPTIONS).run(dict(ALONE))
+        for name, known, more in ROWS:
+            asked, seen = (jobs, grid) if known else (predicted("none", jobs), issued)
+            params = {**ALONE, **more}
+            result = Simulation(build_policy("joint", params), asked, cluster, seen, of.options).run(params)
             lines.append(_row(zone, name, result, sides))
     return "\n".join(lines)
 
@@ -112,4 +143,5 @@ def _row(zone: str, name: str, result: SimulationResult, sides: Sides) -> str:
 
 if __name__ == "__main__":
     load_policies()
-    fill(Path(sys.argv[1]), {"joint-certificate": certificate_table})
+    tables = {"joint-certificate": certificate_table, "joint-certificate-day": partial(certificate_table, of=DAY)}
+    fill(Path(sys.argv[1]), tables)

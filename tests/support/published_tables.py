@@ -581,6 +581,9 @@ OTHERS = [
     *(Again("joint", name, lambda make=make: make(paired())) for name, make in joint_pairs.TABLES.items()),
     Again("joint", "joint-anywhere", judged),
     Again("joint", "joint-certificate", lambda: joint_certificate.certificate_table(("GB",))),
+    Again(
+        "joint", "joint-certificate-day", lambda: joint_certificate.certificate_table(("GB",), joint_certificate.DAY)
+    ),
     Again("green", "green-compatible", green_compatible.compatible_table),
     Again("joint", "joint-zones", lambda: joint_zones.zones_table(data())),
     Again("joint", "cells", cells.cells_table),

@@ -424,15 +424,19 @@ CLEANER_SOON = [300.0] * 25 + [50.0] * 6 + [300.0] * 30
         ({"slack_s": 43_200.0}, {"preemptible": False}, False),
     ],
 )
-def test_who_waits_for_greener_hours(parameters: dict[str, float], job: dict[str, float], waits: bool) -> None:
+@pytest.mark.parametrize("trigger", [Trigger.ACTIVE, Trigger.PASSIVE])
+def test_who_waits_for_greener_hours(
+    parameters: dict[str, float], job: dict[str, float], waits: bool, trigger: Trigger
+) -> None:
+    """From its arrival on, instead of running until the next active round stops it."""
     row = a_job("a", **{"remaining_s": 2 * HOUR_S, "submitted_s": NOON_S - 60.0, **job})  # pyright: ignore[reportArgumentType]
     curve = hourly_curve(CLEANER_SOON, start_s=EARLY_S)
-    plan, memory = the_round(a_snapshot([row], [a_node()], curve=curve), **parameters)
+    plan, memory = the_round(a_snapshot([row], [a_node()], curve=curve, trigger=trigger), **parameters)
     assert ("a" in memory.held) == waits
     assert (started(plan) == {}) == waits
 
 
-def test_passive_rounds_start_new_jobs_and_leave_held_ones() -> None:
+def test_passive_rounds_start_new_jobs_of_unknown_length_and_leave_held_ones() -> None:
     held = a_job("held", remaining_s=2 * HOUR_S, submitted_s=NOON_S - 60.0)
     curve = hourly_curve(CLEANER_SOON, start_s=EARLY_S)
     _, memory = the_round(a_snapshot([held], [a_node()], curve=curve), slack_s=43_200.0)

@@ -64,6 +64,8 @@ class Joint:
         config, preemption, worth = self.config, Preemption.at(snapshot.trigger), Worth(snapshot, self.config)
         if snapshot.trigger is Trigger.ACTIVE:
             memory = _following(snapshot, memory, worth, config)
+        elif held := _held_at_once(snapshot, memory, worth, config):
+            memory = replace(memory, held=memory.held | held)
         which = contenders(snapshot, preemption)
         ranking = _ranking(snapshot, memory, which, worth, config) if which.size else Ranking(which, which)
         if snapshot.graphs and config.placement != "cluster":
@@ -205,6 +207,18 @@ def _following(snapshot: Snapshot, memory: JointMemory, worth: Worth, config: Jo
     )
 
 
+def _held_at_once(snapshot: Snapshot, memory: JointMemory, worth: Worth, config: JointConfig) -> frozenset[JobId]:
+    """Return the jobs of predicted length that have come since the last active round and would wait by it."""
+    jobs = snapshot.jobs
+    may = (jobs.phase == QUEUED) & (jobs.remaining_s > 0) & (np.isfinite(jobs.deadline_s) | (config.slack_s > 0))
+    waits = ((job, jobs.ids[job]) for job in np.flatnonzero(may).tolist())
+    rows = [job for job, job_id in waits if job_id not in memory.place and job_id not in memory.held]
+    if not rows or not snapshot.gpu_models:
+        return frozenset()
+    column, *_ = _columns(snapshot, _known(snapshot, worth, config), config, np.array(rows, dtype=np.int64))
+    return frozenset(jobs.ids[job] for job in rows if column[job] < 0)
+
+
 def _known(snapshot: Snapshot, worth: Worth, config: JointConfig) -> Known:
     everyone, models = np.arange(len(snapshot.jobs)), models_of(snapshot)
     modes, slower = modes_of(snapshot, everyone, worth.hour_w(everyone), config), np.ones(everyone.size)
@@ -234,18 +248,21 @@ def _deadlines(snapshot: Snapshot, left: Left, config: JointConfig) -> Floats:
     return np.where(np.isfinite(jobs.deadline_s), jobs.deadline_s, jobs.submitted_s + until_s)
 
 
-def _columns(snapshot: Snapshot, known: Known, config: JointConfig) -> tuple[Ints, Bools, Floats]:
+def _columns(
+    snapshot: Snapshot, known: Known, config: JointConfig, which: Ints | None = None
+) -> tuple[Ints, Bools, Floats]:
     """Return the size that each job is to run at now, a column, or -1 where it waits for greener hours: (n_jobs,).
 
-    New, overdue and non-preemptible ones never wait, and have their best size. The second array, (n_jobs,), has the
-    others, whose hours were planned; the third when each has its first, UTC seconds.
+    Those of unknown length, overdue and non-preemptible ones never wait, and have their best size. The second array,
+    (n_jobs,), has the others, whose hours were planned, of ``which`` or of all; the third when each has its first, UTC
+    seconds.
     """
     jobs, now_s, modes, at_best_s = snapshot.jobs, snapshot.now_s, known.modes, known.at_best_s
     may = np.isfinite(at_best_s) & (known.deadline_s - now_s > at_best_s) & jobs.preemptible
     if not config.slack_s:
         may &= np.isfinite(jobs.deadline_s)
     column, start_s = modes.best.copy(), np.full(len(jobs), now_s)
-    rows = np.flatnonzero(may)
+    rows = np.flatnonzero(may) if which is None else which[may[which]]
     if not rows.size:
         return column, may, start_s
     together = config.width_by_hour
@@ -268,7 +285,8 @@ def _columns(snapshot: Snapshot, known: Known, config: JointConfig) -> tuple[Int
         mine = rows[of]
         column = modes.best[mine]
         for stay_share, some in ((0.0, ~holds[mine]), (config.stay_share, holds[mine])):
-            each = mine[some]
+            if not (each := mine[some]).size:
+                continue
             job = at_best_s[each], known.deadline_s[each], modes.watts[each, modes.best[each]], worth_g[each]
             start_s[each] = starts_s(curve, now_s, *job, stay_share, config.ahead_s)
         return np.where(start_s[mine] <= now_s, column, -1)
