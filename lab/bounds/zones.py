@@ -12,6 +12,7 @@ may be anywhere, hours are averaged, and nobody waits for a checkpoint, so no ch
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import numpy as np
 from scipy.optimize import linprog
@@ -39,6 +40,30 @@ def stretches_of(simulation: Simulation) -> list[Stretch]:
 
     simulation.gangs.settle = settled
     return found
+
+
+def filled_kg(stretches: Sequence[Stretch], grids: Sequence[Grid], gpus: Sequence[int]) -> float:
+    """Return what a run had emitted, kg, if at each moment the GPUs in use had been the cleanest, of like draw.
+
+    It is no bound: sorting the hottest gangs into the cleanest zones emits less. It is what is left of the bound for
+    those who cannot choose by what gangs draw; no gang is in two zones, hours are not averaged, and moves are free.
+    """
+    changes = sorted(
+        change for _, begin_s, end_s, watts, n in stretches for change in ((begin_s, n, watts), (end_s, -n, -watts))
+    )
+    held, drawn_w, total = 0, 0.0, 0.0
+    for (at_s, n, watts), (until_s, *_) in pairwise(changes):
+        held, drawn_w = held + n, drawn_w + watts
+        while at_s < until_s and held:
+            upto_s = min(until_s, (at_s // S_PER_HOUR + 1) * S_PER_HOUR)
+            means = [(grid.integral(upto_s) - grid.integral(at_s)) / (upto_s - at_s) for grid in grids]
+            left = held
+            for zone in np.argsort(means).tolist():
+                here = min(left, gpus[zone])
+                total += here / held * drawn_w * means[zone] * (upto_s - at_s) / J_PER_KWH
+                left -= here
+            at_s = upto_s
+    return total / 1_000.0
 
 
 def least_kg(stretches: Sequence[Stretch], grids: Sequence[Grid], gpus: Sequence[int], move_kwh: float) -> float:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lab.bounds.zones import least_kg, stretches_of
+from lab.bounds.zones import filled_kg, least_kg, stretches_of
 from lab.reproductions.joint_pairs import PAI, Pair, workload_of
 from lab.reproductions.marked import fill
 from services.core.policies.registry import build_policy
@@ -48,10 +48,15 @@ def ran(
     cluster: ClusterSpec,
     traces: Sequence[CarbonTrace],
     prepare: Callable[[Simulation], None] = lambda run: None,
-) -> tuple[SimulationResult, float]:
-    """Return what came of the jobs in the zones of ``traces``, and the least carbon by place in kg."""
+    lengths: str | None = None,
+) -> tuple[SimulationResult, float, float]:
+    """Return what came of the jobs in the zones of ``traces``, the least carbon by place in kg, and ``filled_kg``.
+
+    Args:
+        lengths: Who predicts them; None: nobody for ``joint``.
+    """
     options = EngineOptions(rigid=policy == "las", seed=SEED, power_down_after_s=ASLEEP)
-    of = predicted("none" if policy == "joint" else "perfect", jobs)
+    of = predicted(lengths or ("none" if policy == "joint" else "perfect"), jobs)
     run = Simulation(build_policy(policy, {}), of, cluster, traces[0], options, elsewhere=traces[1:])
     prepare(run)
     stretches = stretches_of(run)
@@ -60,7 +65,7 @@ def ran(
         raise RuntimeError(f"{policy}: {result.completed} of {result.jobs} jobs ended")
     grids = [Grid(trace, options.history_s, options.horizon_s) for trace in traces]
     gpus = [int(of_zone["gpus"]) for of_zone in result.zones.values()]
-    return result, least_kg(stretches, grids, gpus, options.transfer.energy_kwh)
+    return result, least_kg(stretches, grids, gpus, options.transfer.energy_kwh), filled_kg(stretches, grids, gpus)
 
 
 def zones_table(data: Path) -> str:
@@ -73,7 +78,7 @@ def zones_table(data: Path) -> str:
         five = ClusterSpec.parse(",".join(f"{zone}={nodes}" for zone in BUNDLED_ZONES))
         for policy in ("las", "joint"):
             for where, some in (("at home", replace(jobs, zone=home)), ("anywhere", jobs)):
-                result, least = ran(policy, some, five, traces)
+                result, least, _ = ran(policy, some, five, traces)
                 moved = sum(int(of_zone["checkpoints"]) for of_zone in result.zones.values())
                 figures = f"{result.carbon_kg:.1f} | {result.avg_jct_s / 3_600.0:.2f} | {moved}"
                 above = f"{100 * (result.carbon_kg / least - 1):+.0f} %"

@@ -34,6 +34,10 @@ class StartEstimate(Message):
     expected_start_at: Instant | None = maybe(
         "When it may start if it would wait and the policy can tell; null if unknown."
     )
+    room_at: Instant | None = maybe(
+        "If it would wait for GPUs: from when on it and all jobs there would have those that they ask for; null if "
+        "unknown."
+    )
     free_gpus: int = said("GPUs that are free now on nodes that suit the job.")
     suitable_gpus: int = said("GPUs in total on nodes that suit the job.")
     slice: str | None = maybe("Size of the MIG slice that it asks for; both figures then count such slices.")

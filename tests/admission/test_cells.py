@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import math
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from aiohttp.test_utils import TestServer
 from pydantic import ValidationError
 
 from services.admission.cells import placing, remote
-from services.admission.cells.placing import EstimateHere, Placing
+from services.admission.cells.placing import EstimateHere, Placing, offer_of
 from services.admission.cells.remote import COPY_LABEL, RemoteJob
 from services.admission.repository.cells import SETTLES_S
 from services.contracts.explanations import StartEstimate
@@ -343,6 +345,30 @@ async def test_a_job_that_waits_moves_and_one_that_was_started_stays(pair: Pair)
     assert [each["state"] for each in await pair.copies()] == ["cancelled", "running"]
     started = await pair.cell.ask("POST", f"/v1/jobs/{(await pair.copies())[1]['id']}/withdraw", caller=CELL_TENANT)
     assert started.status_code == 409
+
+
+async def test_a_job_does_not_move_before_its_cell_could_start_it(pair: Pair) -> None:
+    await pair.add()
+    job_id = await pair.home.submit({"cells": ["any"]})
+    await pair.turns()
+    pair.door.free_gpus = 0
+    pair.placing = pair.new_placing(again_s=300.0)
+    await pair.turns(2)
+    assert (await pair.job(job_id))["cell"] == "north"
+    await pair.home.database.execute("UPDATE jobs SET queued_at = now() - interval '301 s'")
+    pair.placing = pair.new_placing(again_s=300.0)
+    await pair.turns(2)
+    assert (await pair.job(job_id))["cell"] is None
+
+
+def test_a_job_begins_when_there_is_room_for_it_and_not_when_it_would_displace_others() -> None:
+    at, reason = datetime(2026, 1, 2, tzinfo=UTC), "waiting_for_round"
+    waits = estimate(1.0, free=0).model_copy(update={"reason": reason, "expected_start_at": at})
+    starts_s = [(waits, math.inf), (waits.model_copy(update={"room_at": at}), at.timestamp())]
+    for found, start_s in starts_s:
+        offer = offer_of("north", found)
+        assert offer is not None
+        assert offer.start_s == start_s
 
 
 async def test_a_cell_is_drained_and_removed_or_lost(pair: Pair) -> None:

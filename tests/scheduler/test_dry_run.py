@@ -159,6 +159,22 @@ async def test_a_job_that_would_wait_says_why(world: World, spec: Any, reason: s
     assert (found.now is None) == (suitable == 0)
 
 
+async def test_a_cell_has_room_while_its_jobs_can_have_what_they_ask_for(postgres_url: str, redis_url: str) -> None:
+    """Under a policy that resizes gangs each new job would start in the next round, however many there are."""
+    async with a_world(fresh_database(postgres_url), redis_url, policy="joint") as world:
+        await world.node("n1")
+        await world.running(1, maximum=4, preemptible=True)
+        assert await world.claims() == 4
+
+        roomy = await estimate(world)
+        for _ in range(3):
+            await world.job()
+        full = await estimate(world)
+
+    assert (roomy.starts_now, roomy.room_at is not None, full.room_at) == (False, True, None)
+    assert full.expected_start_at is not None
+
+
 async def test_a_policy_that_waits_for_green_hours_says_until_when(dirty: World) -> None:
     await dirty.node("n1")
     await dirty.scheduler.turn()

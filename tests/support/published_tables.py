@@ -586,7 +586,7 @@ OTHERS = [
     ),
     Again("green", "green-compatible", green_compatible.compatible_table),
     Again("joint", "joint-zones", lambda: joint_zones.zones_table(data())),
-    Again("joint", "cells", cells.cells_table),
+    Again("joint", "cells", lambda: cells.cells_table(data())),
     *(
         Again("green", "lost-work", partial(lost_work.of_run, "32x2:RTX3090", "green", run_s))
         for run_s in (0.0, 3_600.0)

@@ -2,11 +2,12 @@
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.core.policies.cells import Offer, Terms, emissions, is_in_time, is_worth_a_move, ranked
+from services.core.policies.cells import Offer, Terms, emissions, is_in_time, is_worth_a_move, ranked, room_after_s
 
 NOW_S = 1_000.0
 starts = st.one_of(st.just(math.inf), st.floats(NOW_S, NOW_S + 1e6))
@@ -37,6 +38,13 @@ def test_the_cleanest_in_time_is_chosen() -> None:
     assert best(clean, dirty, flexibility_s=30) == "dirty"
     assert best(Offer("clean", NOW_S + 4_000, 10, 3_600), dirty) == "dirty"  # it would wait for longer than it runs
     assert best(Offer("clean", math.inf, 10, 3_600), dirty) == "dirty"
+
+
+def test_what_a_job_has_waited_is_of_its_patience() -> None:
+    clean, dirty = Offer("clean", NOW_S + 1_800, 10, 3_600), Offer("dirty", NOW_S, 100, 3_600)
+    assert [best(clean, dirty, waited_s=each) for each in (0, 1_800, 1_801)] == ["clean", "clean", "dirty"]
+    assert is_worth_a_move(clean, dirty, Terms(NOW_S, waited_s=1_801), 0)
+    assert best(clean, waited_s=1e6) == "clean"
 
 
 def test_a_faster_model_counts_by_the_whole_run() -> None:
@@ -74,6 +82,30 @@ def test_no_swing_of_forecasts_moves_a_job_more_than_four_times(swings: list[lis
         if own is not None and others and is_worth_a_move(own, others[0], terms, moves):
             place, moves = others[0].cell, moves + 1
     assert moves <= 4
+
+
+@given(
+    st.integers(1, 8),
+    st.integers(1, 64),
+    st.lists(st.tuples(st.integers(0, 8), st.one_of(st.just(math.nan), st.floats(0, 1e6))), max_size=30),
+)
+def test_there_is_room_once_the_others_that_are_left_and_the_job_fit(
+    gpus: int, total: int, others: list[tuple[int, float]]
+) -> None:
+    held, left_s = [each for each, _ in others], [each for _, each in others]
+    after_s = room_after_s(gpus, total, np.array(held, dtype=np.int64), np.array(left_s, dtype=np.float64))
+
+    def at(time_s: float) -> int:
+        """Return what the job and those hold that are left after a time."""
+        return gpus + sum(n for n, each in others if not 0 < each <= time_s)
+
+    if at(-1) <= total:
+        assert after_s == 0
+    if math.isfinite(after_s):
+        assert at(after_s) <= total
+    else:
+        assert at(math.inf) > total
+    assert all(at(each) > total for each in left_s if 0 < each < after_s)
 
 
 @given(some_offers(), some_terms(), st.integers(0, 5))

@@ -6,7 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import orjson
@@ -173,7 +173,7 @@ class Placing:
                     problem = await self._claim(cell, copy) or problem
             for name, remote_id in self._strays.keys() - {(row.name, each) for each in live}:
                 if name == row.name:
-                    await self._settle(cell, remote_id)
+                    await self._account(cell, remote_id)
             cell.is_whole = time.monotonic() < until_s
         except Exception as error:  # whatever befalls one cell, the others have their turn
             if is_connection_error(error):
@@ -229,7 +229,7 @@ class Placing:
             log.warning("cell.stray", cell=cell.row.name, job=job_id, copy=copy.id)
             self._strays[cell.row.name, copy.id] = job_id
             try:
-                await self._account(cell, copy)
+                await self._account(cell, copy.id)
                 await cell.remote.steer(copy.id, Command.CANCEL)
             except ProblemError as error:
                 if error.problem_code is ProblemCode.UNAVAILABLE:
@@ -237,24 +237,23 @@ class Placing:
                 return f"{copy.id}, a copy of {job_id} that is no longer wanted: {error.detail}"
         return None
 
-    async def _account(self, cell: Heard, copy: RemoteJob) -> None:
+    async def _account(self, cell: Heard, remote_id: str) -> None:
         """Note what a copy used that is not wanted, until a minute after its end."""
-        key = cell.row.name, copy.id
-        if copy.footprint.energy_j > 0 and (terms := await cell.remote.terms(copy.id)) is not None:
+        key = cell.row.name, remote_id
+        try:
+            copy = await cell.remote.job(remote_id)
+            terms = await cell.remote.terms(remote_id) if copy.footprint.energy_j > 0 else None
+        except ProblemError as error:
+            if error.problem_code is ProblemCode.UNAVAILABLE and not isinstance(error, UnreadableError):
+                raise
+            del self._strays[key]
+            return
+        if terms is not None:
             document = copy.model_dump(mode="json")
             async with self._engine.begin() as connection:
                 await CellRepository(connection).note_stray(self._strays[key], cell.row.name, document, terms)
         if copy.ended_at is not None and utc_now() > copy.ended_at + timedelta(seconds=SETTLES_S):
             del self._strays[key]
-
-    async def _settle(self, cell: Heard, remote_id: str) -> None:
-        """Read once more what a copy used that is not wanted and has ended."""
-        try:
-            await self._account(cell, await cell.remote.job(remote_id))
-        except ProblemError as error:
-            if error.problem_code is ProblemCode.UNAVAILABLE and not isinstance(error, UnreadableError):
-                raise
-            self._strays.pop((cell.row.name, remote_id), None)
 
     async def _send(self, cell: Heard, row: GivenRow) -> None:
         """Submit a job's copy; take the job back if it is refused, and no earlier submission may still arrive."""
@@ -328,7 +327,7 @@ class Placing:
     async def _place(self, job: Waits, cells: Mapping[str, Heard]) -> None:
         """Choose where a job is to run, and have it go there."""
         offers, said = await self._offers(job, cells) if self._has_room(job) else ([], [FULL])
-        best = ranked(offers, terms_of(job.spec))
+        best = ranked(offers, terms_of(job))
         if not best:
             async with self._engine.begin() as connection:
                 await CellRepository(connection).say(job.row.id, f"No installation takes it now. {' '.join(said)}")
@@ -423,10 +422,12 @@ class Placing:
 
     async def _reconsider(self, row: WaitingRow, cells: Mapping[str, Heard]) -> None:
         job, here = Waits.of(row), row.cell or HOME
-        if job.spec.stays_because is not None or (here != HOME and here not in cells):
-            return
+        if job.spec.stays_because is not None or (here != HOME and here not in cells) or row.waited_s < self._again_s:
+            return  # before, it may start where it is, as what is offered there is to one more job
         offers, _ = await self._offers(job, cells)
-        own, terms = next((offer for offer in offers if offer.cell == here), None), terms_of(job.spec)
+        own, terms = next((offer for offer in offers if offer.cell == here), None), terms_of(job)
+        if own is not None and row.expected_start_at is not None:
+            own = replace(own, start_s=min(own.start_s, row.expected_start_at.timestamp()))
         best = next(iter(ranked([offer for offer in offers if offer.cell != here], terms)), None)
         if own is None or best is None or not is_worth_a_move(own, best, terms, row.moves):
             return
@@ -470,10 +471,10 @@ def may_have(spec: JobSpec, cells: Iterable[str]) -> set[str]:
     return {*cells} if ANY in names else {*cells} & {*names}
 
 
-def terms_of(spec: JobSpec) -> Terms:
+def terms_of(job: Waits) -> Terms:
     """Return by when a job is to run."""
-    deadline_s = float("inf") if spec.deadline is None else spec.deadline.timestamp()
-    return Terms(time.time(), deadline_s, spec.flexibility_s)
+    deadline_s = float("inf") if job.spec.deadline is None else job.spec.deadline.timestamp()
+    return Terms(time.time(), deadline_s, job.spec.flexibility_s, job.row.waited_s)
 
 
 def offer_of(cell: str, found: StartEstimate) -> Offer | None:
@@ -486,7 +487,9 @@ def offer_of(cell: str, found: StartEstimate) -> Offer | None:
     elif found.reason == Reason.GREENER_HOURS and found.greenest is not None:
         run = found.greenest
         start_s = found.greenest.starts_at.timestamp()
-    elif found.expected_start_at is not None:
+    elif found.room_at is not None:
+        start_s = found.room_at.timestamp()
+    elif found.expected_start_at is not None and found.reason != Reason.WAITING_FOR_ROUND:
         start_s = found.expected_start_at.timestamp()
     return Offer(cell, start_s, run.carbon_gco2_per_hour or 0.0, found.duration_s)
 

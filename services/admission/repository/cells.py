@@ -55,21 +55,24 @@ _HEARD = text("""
 UPDATE cells SET problem = :problem, heard_at = CASE WHEN :heard THEN now() ELSE heard_at END WHERE name = :name
 """)
 
-_WAITING = text("""
-SELECT id, tenant_id, spec, cell, 0 AS moves, generation FROM jobs
+_WAITS = """j.generation, j.expected_start_at,
+       extract(epoch FROM now() - coalesce(j.queued_at, j.submitted_at))::float8 AS waited_s"""
+
+_WAITING = text(f"""
+SELECT j.id, j.tenant_id, j.spec, j.cell, 0 AS moves, {_WAITS} FROM jobs j
  WHERE cell = '' AND state = 'queued' AND NOT cancel_requested AND NOT hold_requested AND id > :after
  ORDER BY id LIMIT :limit
 """)
 
 # Jobs that wait, at home or in a cell, were never started and may be elsewhere.
-_ROAMING = text("""
+_ROAMING = text(f"""
 SELECT * FROM (
-    SELECT j.id, j.tenant_id, j.spec, j.cell, coalesce(t.moves, 0) AS moves, j.generation
+    SELECT j.id, j.tenant_id, j.spec, j.cell, coalesce(t.moves, 0) AS moves, {_WAITS}
       FROM jobs j LEFT JOIN cell_jobs t ON t.job_id = j.id
      WHERE j.cell IS NULL AND j.state = 'queued' AND j.spec ? 'cells' AND j.array_id IS NULL
        AND j.generation = 0 AND j.id > :after
     UNION ALL
-    SELECT j.id, j.tenant_id, j.spec, j.cell, t.moves, j.generation
+    SELECT j.id, j.tenant_id, j.spec, j.cell, t.moves, {_WAITS}
       FROM cell_jobs t JOIN jobs j ON j.id = t.job_id
      WHERE t.state = 'there' AND j.state = 'queued' AND j.generation = 0 AND j.id > :after
 ) found ORDER BY id LIMIT :limit
@@ -235,6 +238,8 @@ class WaitingRow(NamedTuple):
     cell: str | None
     moves: int
     generation: int
+    expected_start_at: datetime | None
+    waited_s: float
 
 
 class GivenRow(NamedTuple):

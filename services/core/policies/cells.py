@@ -8,6 +8,10 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+
+from services.core.domain.arrays import Floats, Ints
+
 LEAST_GAIN = 0.1  #: Share of the emissions that the first move of a waiting job has to save; each further one, twice it
 
 
@@ -33,15 +37,36 @@ class Terms:
     now_s: float
     deadline_s: float = math.inf  #: When it must have ended
     flexibility_s: float | None = None  #: How long its start may be delayed; None: by its own length at most
+    waited_s: float = 0.0  #: How much of that it has used
+
+
+def room_after_s(gpus: int, total: int, others_gpus: Ints, left_s: Floats) -> float:
+    """Return after how long a cell has room for one more job, all having what they ask for; inf: it is not known.
+
+    Where gangs shrink, each job would start soon anywhere, however many there are: this is what tells full cells from
+    others, and a job that follows it is never slower than at the size that it asks for.
+
+    Args:
+        gpus, total: The GPUs that the job asks for, and those that suit it.
+        others_gpus: (n,) what other jobs there hold or, where they may shrink or wait, ask for.
+        left_s: (n,) how long each of them still needs, NaN or 0 if unknown; those that wait count as if they ran.
+    """
+    short = int(others_gpus.sum()) + gpus - total
+    if short <= 0:
+        return 0.0
+    left_s = np.where(left_s > 0, left_s, np.inf)
+    order = np.argsort(left_s, kind="stable")
+    at = int(np.searchsorted(others_gpus[order].cumsum(), short))
+    return float(left_s[order][at]) if at < order.size else math.inf
 
 
 def ranked(offers: Iterable[Offer], terms: Terms) -> list[Offer]:
     """Return the offers, best first: those in time by their emissions, and then the others by their ends.
 
     An offer is in time if it ends by the deadline and its start is delayed, against that of the earliest offer, by no
-    more than the job's flexibility or, where none is stated, than the job's own length. Emissions are those of the
-    whole run, or of an hour unless all offers know the job's length. Equal ones go to the one that ends first, and
-    then by name.
+    more than the job's flexibility or, where none is stated, than its own length, less what it has waited already.
+    Emissions are those of the whole run, or of an hour unless all offers know the job's length. Equal ones go to the
+    one that ends first, and then by name.
     """
     found = [*offers]
     emitted = emissions(found)
@@ -58,7 +83,8 @@ def ranked(offers: Iterable[Offer], terms: Terms) -> list[Offer]:
 def is_in_time(offer: Offer, earliest_s: float, terms: Terms) -> bool:
     """Return whether a job could run by an offer as ``ranked`` says; ``earliest_s``: the earliest start offered."""
     patience_s = (offer.duration_s or 0.0) if terms.flexibility_s is None else terms.flexibility_s
-    return offer.end_s <= terms.deadline_s and offer.start_s <= max(earliest_s, terms.now_s) + patience_s
+    latest_s = max(earliest_s, terms.now_s) + max(patience_s - terms.waited_s, 0.0)
+    return offer.end_s <= terms.deadline_s and offer.start_s <= latest_s
 
 
 def emissions(offers: Iterable[Offer]) -> dict[str, float]:

@@ -16,6 +16,7 @@ import numpy as np
 from services.contracts.codes import ProblemCode
 from services.contracts.explanations import EmissionEstimate, StartEstimate
 from services.contracts.jobs import JobSpec, Share
+from services.core.cycle.capacity import Capacity
 from services.core.cycle.plan import Hold, Plan, Start
 from services.core.cycle.policy import Policy
 from services.core.cycle.snapshot import QUEUED, Snapshot, Trigger
@@ -26,8 +27,9 @@ from services.core.domain.ids import JobId
 from services.core.domain.mig import WHOLE, sevenths_of
 from services.core.domain.reasons import Reason
 from services.core.domain.units import J_PER_KWH
+from services.core.policies.cells import room_after_s
 from services.core.policies.orders.layer import run_under_orders
-from services.core.policies.registry import build_policy
+from services.core.policies.registry import build_policy, entry_of
 from services.core.profiles.priors import ANY_FAMILY, usual_w
 from services.db.database import Database
 from services.db.job_inputs import has_upload, sealed_secrets
@@ -149,6 +151,7 @@ class LiveView:
 DRAFT = JobId("job_zzzzzzzzzzzzzzzzzzzzzzzzzz")  #: Sorts behind every job that was submitted
 
 HOUR_S = 3_600.0
+WAITS_FOR_GPUS = (Reason.WAITING_FOR_ROUND, Reason.WAITING_FOR_RELEASE, Reason.NOT_ENOUGH_FREE_GPUS)
 
 
 @dataclass(frozen=True)
@@ -271,7 +274,11 @@ def estimate_of(
     reason = None if start else hold.reason if hold else Reason.WAITING_FOR_ROUND
     run = foreseen(snapshot, DRAFT, spec, start, suits, predicted, snapshot.now_s)
     expected_s = hold.expected_start_s if hold else None
-    suitable, free = slices_for(snapshot, DRAFT) or (int(nodes.gpus[suits].sum()), int(nodes.free_gpus[suits].sum()))
+    slices = slices_for(snapshot, DRAFT)
+    suitable, free = slices or (int(nodes.gpus[suits].sum()), int(nodes.free_gpus[suits].sum()))
+    room_s = math.inf
+    if reason in WAITS_FOR_GPUS and slices is None:
+        room_s = snapshot.now_s + _room_after_s(policy, snapshot, spec.gpus.asked or spec.gpus.min, suitable)
     return StartEstimate(
         policy=policy,
         slice=spec.gpus.slice,
@@ -284,6 +291,7 @@ def estimate_of(
         reason="held" if spec.hold else reason,
         detail="It waits until it is released." if spec.hold else None if reason is None else SENTENCES[reason],
         expected_start_at=None if expected_s is None or spec.hold else datetime.fromtimestamp(expected_s, UTC),
+        room_at=datetime.fromtimestamp(room_s, UTC) if math.isfinite(room_s) and not spec.hold else None,
         free_gpus=free,
         suitable_gpus=suitable,
         waiting_jobs=int((jobs.phase == QUEUED).sum()) - 1,
@@ -295,6 +303,17 @@ def estimate_of(
         greenest=run.greenest,
         assumptions=_assumptions(start, run, spec),
     )
+
+
+def _room_after_s(policy: str, snapshot: Snapshot, gpus: int, suitable: int) -> float:
+    jobs, entry, on = snapshot.jobs, entry_of(policy), Capacity(snapshot).model
+    draft, runs = jobs.index[DRAFT], on >= 0
+    there: Bools = np.any(jobs.eligible & jobs.eligible[draft], axis=1)
+    there[runs] = jobs.eligible[draft][on[runs]]
+    there[draft] = False
+    shrinks = jobs.preemptible & (entry is None or entry.elastic)
+    others = np.where(shrinks | (jobs.gpus == 0), jobs.asked_gpus, jobs.gpus)
+    return room_after_s(gpus, suitable, others[there], jobs.remaining_s[there])
 
 
 def slices_for(snapshot: Snapshot, job_id: JobId) -> tuple[int, int] | None:

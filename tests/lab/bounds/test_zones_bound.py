@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from lab.bounds.zones import Stretch, least_kg, stretches_of
+from lab.bounds.zones import Stretch, filled_kg, least_kg, stretches_of
 from services.core.policies.registry import build_policy
 from services.simulator.engine import EngineOptions
 from services.simulator.engine.grid import Grid
@@ -30,6 +30,15 @@ def test_the_hottest_gang_gets_the_cleanest_gpu() -> None:
     least = least_kg([a_stretch(0, 1, 200.0), a_stretch(1, 1, 300.0)], grids([400.0], [100.0]), [1, 1], 0.0)
 
     assert least == pytest.approx((0.3 * 100 + 0.2 * 400) / 1_000)
+
+
+def test_filling_the_cleanest_gpus_is_the_least_for_gangs_of_like_draw_and_no_less_for_others() -> None:
+    known = grids([400.0, 50.0], [100.0, 600.0])
+    like = [a_stretch(0, 2, 250.0), a_stretch(1, 1, 250.0)]
+    assert filled_kg(like, known, [1, 1]) == pytest.approx(least_kg(like, known, [1, 1], 0.0))
+    unlike = [a_stretch(0, 2, 200.0), a_stretch(1, 1, 300.0)]
+    assert filled_kg(unlike, known, [1, 1]) == pytest.approx((0.25 * 500 + 0.2 * 50) / 1_000)
+    assert filled_kg(unlike, known, [1, 1]) > least_kg(unlike, known, [1, 1], 0.0)
 
 
 @pytest.mark.parametrize(("move_kwh", "grams"), [(0.1, 200.0 + 0.1 * 100.0), (10.0, 700.0)])
