@@ -25,7 +25,7 @@ from services.core.domain.jobs import JobState
 from services.kit.ids import new_block_id, new_id, utc_now
 from services.kit.problems import ProblemError, key_reused, validation_problem
 from services.kit.projects import spec_in_project
-from services.kit.references import check_start
+from services.kit.starts import check_start
 
 Found = Mapping[str, Sequence[str]]  #: The ids of the stored jobs and arrays that each word may mean
 

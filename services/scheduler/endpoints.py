@@ -34,8 +34,8 @@ from services.kit.identity import Operator, ProjectCaller
 from services.kit.problems import ProblemError, conflict, invalid, not_found, unavailable
 from services.kit.projects import spec_in_project
 from services.kit.redis import hint
-from services.kit.references import check_start
 from services.kit.routes import from_state, not_a_cursor
+from services.kit.starts import check_start
 from services.scheduler.learning.learned import curve_of, table_of
 from services.scheduler.loop import Scheduler
 from services.scheduler.planning.dry_run import DryRuns

@@ -12,8 +12,8 @@ from services.contracts.codes import ProblemCode
 from services.contracts.identity import Identity
 from services.contracts.problems import FieldError
 from services.kit.problems import ProblemError, conflict
-from services.kit.references import check_start
 from services.kit.routes import one_page, read_cursor
+from services.kit.starts import check_start
 from services.serving.carbon import CarbonZones
 from services.serving.named import ANY_ID, Named
 from services.serving.planning.plans import Plans

@@ -17,8 +17,8 @@ from services.contracts.queries import PageQuery
 from services.contracts.routing import EVERY_TENANT
 from services.contracts.serving import InstanceQuery, InstanceState
 from services.kit.problems import ProblemError, conflict, invalid, not_found
-from services.kit.references import check_start
 from services.kit.routes import one_page, read_cursor
+from services.kit.starts import check_start
 from services.serving.carbon import CarbonZones
 from services.serving.fleets.assignment import GpuState, ordered, sizes_of
 from services.serving.fleets.observations import percentile_ms, report_of

@@ -13,7 +13,7 @@ from services.admission.submissions import Draft, read_submission
 from services.contracts.jobs import JobSpec, SubmissionEntry
 from services.contracts.serving import ServerProcess
 from services.kit.problems import ProblemError
-from services.kit.references import START_BYTES, STRING_BYTES, check_start
+from services.kit.starts import START_BYTES, STRING_BYTES, check_start
 
 BASE: dict[str, Any] = {"name": "a", "command": ["/bin/true"]}
 WIDE = "\N{GRINNING FACE}" * 32_768  # 131,072 bytes; with the zero at its end one more than Linux takes
