@@ -138,6 +138,15 @@ async def test_pods_are_registered_drained_and_removed(tmp_path: Path) -> None:
         assert set(world.endpoints) == {"mine"}, "of what others have registered, nothing is touched"
 
 
+async def test_one_that_starts_again_knows_its_own(tmp_path: Path) -> None:
+    world = World()
+    world.endpoints["eu.left-behind"] = {"url": "http://10.0.0.7:1", "models": ["m"], "location": "eu"}
+    world.endpoints["europe.x"] = {"url": "http://10.0.0.8:1", "models": ["m"], "location": "europe"}
+    async with running(tmp_path, world) as registrar:
+        await registrar.look()
+    assert set(world.endpoints) == {"mine", "europe.x"}
+
+
 async def test_what_one_server_lacks_stops_no_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     world = World()
     async with running(tmp_path, world) as registrar:

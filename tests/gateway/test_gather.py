@@ -50,6 +50,43 @@ class FakeAdmission:
         return web.Response(body=SubmissionAnswers(answers=answers).model_dump_json())
 
 
+async def _submit_many(gatherer: Gatherer, bodies: list[str]) -> list[Answer]:
+    return await asyncio.gather(*(gatherer.submit(an_entry(body)) for body in bodies))
+
+
+async def test_what_comes_together_travels_together() -> None:
+    admission = FakeAdmission()
+    async with a_peer(admission) as url, a_gatherer(url) as gatherer:
+        bodies = [str(i) for i in range(35)]
+        answers = await _submit_many(gatherer, bodies)
+    assert [answer["body"] for answer in answers] == bodies
+    assert sorted(len(group) for group in admission.groups) == [5, 10, 10, 10]
+
+
+async def test_large_bodies_travel_in_smaller_groups() -> None:
+    admission = FakeAdmission()
+    async with a_peer(admission) as url, a_gatherer(url, group_bytes=100) as gatherer:
+        await _submit_many(gatherer, ["x" * 60, "y" * 60, "z" * 500, "a" * 50, "b" * 50])
+    assert [[body[0] for body in group] for group in admission.groups] == [["x"], ["y"], ["z"], ["a", "b"]]
+
+
+async def test_only_so_many_requests_are_under_way() -> None:
+    admission, under_way, most = FakeAdmission(), 0, 0
+
+    async def count(_: web.Request) -> None:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        for _ in range(50):  # turns of the loop in which a third request could come
+            await asyncio.sleep(0)
+        under_way -= 1
+
+    admission.before_answer = count
+    async with a_peer(admission) as url, a_gatherer(url, group_entries=1) as gatherer:
+        await _submit_many(gatherer, [str(i) for i in range(20)])
+    assert (most, len(admission.groups)) == (2, 20)
+
+
 async def test_an_admission_that_starts_late_is_waited_for() -> None:
     async def answer_later(gatherer: Gatherer) -> Answer:
         return await gatherer.submit(an_entry("patient"))
@@ -104,6 +141,43 @@ async def test_an_admission_that_refuses_the_group_is_unavailable(status: int) -
         with pytest.raises(ProblemError) as caught:
             await gatherer.submit(an_entry("x", "key"))
         assert caught.value.status == 503
+
+
+async def test_a_client_that_goes_spoils_nothing_for_others() -> None:
+    admission, may_answer = FakeAdmission(), asyncio.Event()
+
+    async def wait(_: web.Request) -> None:
+        await may_answer.wait()
+
+    admission.before_answer = wait
+    async with a_peer(admission) as url, a_gatherer(url) as gatherer:
+        tasks = [asyncio.create_task(gatherer.submit(an_entry(str(i)))) for i in range(3)]
+        await asyncio.wait(tasks, timeout=0.1)
+        tasks[1].cancel()
+        may_answer.set()
+        answers = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [answer["body"] for answer in answers if isinstance(answer, dict)] == ["0", "2"]
+
+
+async def test_what_a_client_that_has_gone_waited_for_is_not_sent() -> None:
+    admission, may_answer = FakeAdmission(), asyncio.Event()
+
+    async def wait(_: web.Request) -> None:
+        await may_answer.wait()
+
+    admission.before_answer = wait
+    async with a_peer(admission) as url, a_gatherer(url, groups_in_flight=1) as gatherer:
+        first = asyncio.create_task(gatherer.submit(an_entry("first")))
+        await asyncio.wait({first}, timeout=0.1)
+        waiting = [asyncio.create_task(gatherer.submit(an_entry(body, "key"))) for body in ("gone", "stays", "left")]
+        await asyncio.sleep(0)
+        waiting[0].cancel()
+        waiting[2].cancel()
+        await asyncio.sleep(0)
+        may_answer.set()
+        assert (await waiting[1])["body"] == "stays"
+        await first
+    assert admission.groups == [["first"], ["stays"]]
 
 
 async def test_it_is_not_sent_again_for_who_has_gone_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from services.contracts.identity import Identity, ResolvedKey, Role, TenantLimits
-from services.kit.edge.keys import KeyCache
+from services.kit.edge.keys import MOST_REQUESTS, KeyCache
 from services.kit.problems import ProblemError, unavailable
 
 GOOD, BAD = "ws_" + "a" * 43, "ws_" + "b" * 43
@@ -82,6 +82,16 @@ async def test_an_expired_key_ends_on_time_even_while_admission_is_away(
     assert await admission.status() == 401
 
 
+async def test_a_thousand_at_once_ask_once(admission: Admission) -> None:
+    admission.may_answer.clear()
+    waiting = [asyncio.create_task(admission.status()) for _ in range(1_000)]
+    await asyncio.wait(waiting, timeout=0.05)
+    waiting[0].cancel()  # the one who asked gives up; the others still get their answer
+    admission.may_answer.set()
+    assert set(await asyncio.gather(*waiting[1:])) == {200}
+    assert admission.questions == 1
+
+
 async def test_a_known_key_has_a_grace(admission: Admission) -> None:
     assert await admission.status() == 200
     admission.is_away = True
@@ -133,3 +143,12 @@ async def test_what_is_no_key_is_not_asked_for(admission: Admission, header: byt
 
 async def test_the_scheme_is_read_in_any_case(admission: Admission) -> None:
     assert (await admission.cache.caller(b"bEARER  " + GOOD.encode(), {})).identity.tenant_id == "t"
+
+
+async def test_a_flood_of_unknown_keys_is_bounded(admission: Admission) -> None:
+    admission.may_answer.clear()
+    flood = [asyncio.create_task(admission.status(f"ws_{i:043}")) for i in range(300)]
+    await asyncio.wait(flood, timeout=0.05)
+    assert admission.questions == MOST_REQUESTS
+    admission.may_answer.set()
+    assert sorted(await asyncio.gather(*flood)) == [401] * 100 + [503] * 200

@@ -6,6 +6,8 @@ import itertools
 from dataclasses import dataclass, field
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from services.router.apps.queue import AppQueue, NotAssignedError, Outcome, Ticket
 
@@ -40,6 +42,16 @@ class Stage:
     @property
     def served(self) -> list[int]:
         return [ticket.id for ticket, _ in self.given]
+
+
+def test_an_instance_that_falls_free_takes_the_head() -> None:
+    stage = Stage()
+    stage.instances("one", "two")
+    tickets = [stage.arrive() for _ in range(5)]
+    assert [instance for _, instance in stage.given] == ["one", "two"]
+    stage.leave(tickets[1])
+    stage.leave(tickets[0])
+    assert [(ticket.id, instance) for ticket, instance in stage.given[2:]] == [(2, "two"), (3, "one")]
 
 
 def test_of_several_free_instances_the_one_that_has_been_free_the_longest_serves() -> None:
@@ -93,6 +105,20 @@ def test_an_instance_that_cannot_be_reached_is_left_alone_for_a_while_and_the_re
     assert stage.given[1:] == [(ticket, "one")]
 
 
+def test_an_instance_on_trial_gets_one_request_until_that_one_ends() -> None:
+    stage = Stage()
+    stage.instances("one", limit=4)
+    before, *others = (stage.arrive() for _ in range(3))
+    for each in others:
+        stage.leave(each, Outcome.UNREACHABLE)
+    stage.now_s = 1.1
+    trial, other = stage.arrive(), stage.arrive()
+    stage.leave(before, Outcome.NOT_ASKED)
+    assert stage.given[3:] == [(trial, "one")]
+    stage.leave(trial, Outcome.NOT_ASKED)
+    assert stage.given[4:] == [(other, "one")]
+
+
 def test_requests_wait_for_an_instance_that_was_there_a_moment_ago_and_for_no_other() -> None:
     stage = Stage()
     with pytest.raises(NotAssignedError, match="no_instance"):
@@ -131,3 +157,63 @@ def test_beyond_the_bound_requests_are_refused_with_a_time_that_follows_the_queu
     with pytest.raises(NotAssignedError, match="queue_full") as refused:
         stage.arrive()
     assert refused.value.retry_after_s == 8  # four requests of 2 s each
+
+
+@dataclass(frozen=True)
+class Event:
+    kind: str
+    number: int
+
+
+EVENTS = st.lists(
+    st.builds(Event, st.sampled_from(["arrive", "answer", "withdraw", "table", "fail"]), st.integers(0, 7)),
+    min_size=20,
+    max_size=60,
+)
+
+
+@given(events=EVENTS, limit=st.integers(1, 3))
+def test_order_and_limits_hold_whatever_happens(events: list[Event], limit: int) -> None:
+    stage = Stage()
+    names = [f"i{number}" for number in range(4)]
+    stage.instances(*names[:2], limit=limit)
+    open_tickets: list[Ticket] = []
+    ready = set(names[:2])
+    for event in events:
+        stage.now_s += 0.01
+        waiting = [each for each in open_tickets if each.instance is None]
+        held = [each for each in open_tickets if each.instance is not None]
+        before = len(stage.given)
+        match event.kind:
+            case "arrive":
+                open_tickets.append(stage.arrive())
+            case "answer" | "fail" if held:
+                ticket = held[event.number % len(held)]
+                open_tickets.remove(ticket)
+                stage.leave(ticket, Outcome.ANSWERED if event.kind == "answer" else Outcome.UNREACHABLE)
+            case "withdraw" if waiting:
+                ticket = waiting[event.number % len(waiting)]
+                open_tickets.remove(ticket)
+                stage.leave(ticket, Outcome.NOT_ASKED)
+            case "table":
+                ready = set(names[: 1 + event.number % 4])
+                stage.instances(*names, limit=limit, draining=tuple(set(names) - ready))
+            case _:
+                pass
+        by_instance = dict.fromkeys(names, 0)
+        for each in open_tickets:
+            if each.instance is not None:
+                by_instance[each.instance] += 1
+        assert max(by_instance.values()) <= limit
+        assert {seat.id: seat.held for seat in stage.queue.seats.values()} == {
+            name: count for name, count in by_instance.items() if name in stage.queue.seats
+        }
+        assert all(instance in ready for _, instance in stage.given[before:])
+        left = sorted(each.id for each in open_tickets if each.instance is None)
+        assert stage.queue.waiting == len(left)
+        if left:  # nothing waits while an instance could serve it
+            assert not [
+                seat.id for seat in stage.queue.seats.values() if seat.has_room and seat.breaker.passes(stage.now_s)
+            ]
+            assert max(stage.served, default=-1) < left[0]
+    assert stage.served == sorted(stage.served)

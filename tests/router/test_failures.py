@@ -32,6 +32,25 @@ async def two_servers(router: Running, stage: Stage, **first: Any) -> None:
     await router.adopted()
 
 
+async def test_a_server_that_cannot_be_reached_is_ejected_and_another_one_answers(
+    router: Running, stage: Stage
+) -> None:
+    await two_servers(router, stage, url=DEAD)
+    answers = [await router.ask() for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [200] * 3
+    assert {answer.headers["x-wattshift-location"] for answer in answers} == {"there"}
+    assert state_of(router, "first") is not BreakerState.CLOSED
+    assert len(stage.two.seen) == 3
+
+
+@pytest.mark.parametrize("status", [429, 502, 503, 504])
+async def test_a_busy_server_is_passed_over(router: Running, stage: Stage, status: int) -> None:
+    await two_servers(router, stage)
+    stage.one.status = status
+    answer = await router.ask()
+    assert (answer.status_code, answer.headers["x-wattshift-location"]) == (200, "there")
+
+
 @pytest.mark.parametrize(
     ("status", "said", "expected"),
     [
@@ -104,6 +123,14 @@ async def test_a_server_that_dies_within_a_stream_ends_it_with_an_error(router: 
     assert events[-1]["error"]["code"] == "upstream_broke_off"
     assert "[DONE]" not in answer.text
     assert router.router.fleet.servers["instance_1"].held == 0
+
+
+async def test_without_a_server_there_is_a_503_with_a_time(router: Running, stage: Stage) -> None:
+    stage.plane.servers = []
+    await router.adopted()
+    answer = await router.ask()
+    assert error_of(answer) == (503, "no_server")
+    assert int(answer.headers["retry-after"]) >= 1
 
 
 async def test_a_fallback_model_answers_while_no_server_of_the_model_does(router: Running, stage: Stage) -> None:
@@ -339,6 +366,24 @@ async def test_an_ejected_server_is_tried_by_the_router_itself_while_another_ser
     assert [json.loads(body) for body in stage.one.seen] == [{"model": "tiny", "prompt": "1", "max_tokens": 1}]
     assert (breaker.opened_s is None) is is_well
     assert breaker.ejections == (0 if is_well else 2)
+
+
+async def test_a_server_on_trial_gets_one_request_until_that_one_ends(router: Running, stage: Stage) -> None:
+    stage.plane.servers = [a_routed_server(stage.one, "first")]
+    await router.adopted()
+    stage.one.gate = asyncio.Event()
+    breaker = router.router.fleet.servers["first"].breaker
+    before = asyncio.create_task(router.ask())
+    await stage.one.until(lambda: len(stage.one.seen) == 1)
+    breaker.failed(time.monotonic(), is_certain=True)
+    breaker.reachable(time.monotonic())
+    trial = asyncio.create_task(router.ask())
+    await stage.one.until(lambda: len(stage.one.seen) == 2)
+    for leaving, passes in ((before, False), (trial, True)):
+        cancelled = stage.one.cancelled
+        leaving.cancel()
+        await stage.one.until(lambda cancelled=cancelled: stage.one.cancelled > cancelled)
+        assert breaker.passes(time.monotonic()) is passes
 
 
 async def test_a_stream_that_a_hung_server_does_not_begin_is_answered_by_another(stage: Stage) -> None:

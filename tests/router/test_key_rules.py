@@ -147,6 +147,22 @@ async def test_what_is_used_up_is_refused_and_not_to_be_tried_again(stage: Stage
     assert error_of(line) == (429, "insufficient_quota"), "batches are no way around a budget"
 
 
+async def test_a_budget_of_tokens_is_not_exceeded_by_a_burst(stage: Stage, router: Running, limited: Any) -> None:
+    """What routers report is counted a minute later: until then a process goes by what it has passed on itself."""
+    await limited(router, month_tokens=40)
+    stage.one.gate = asyncio.Event()
+    first = asyncio.create_task(router.ask(json=chat(max_tokens=400)))
+    await stage.one.until(lambda: stage.one.held == 1)
+    waits = await router.ask(json=chat(max_tokens=400))
+    assert (error_of(waits), waits.headers["retry-after"]) == ((429, "rate_limit_exceeded"), "1")
+    stage.one.gate.set()
+    assert (await first).status_code == 200
+    answers = [await router.ask() for _ in range(4)]
+    assert [answer.status_code for answer in answers] == [200, 200, 429, 429], "16 tokens each"
+    assert error_of(answers[-1]) == (429, "insufficient_quota")
+    assert router.router.gate.rules._months.popitem()[1] == [48, 0]
+
+
 async def test_lines_of_batches_follow_the_models_of_their_key_and_not_its_rates(
     stage: Stage, router: Running, limited: Any
 ) -> None:

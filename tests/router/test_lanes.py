@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -122,6 +123,72 @@ def run(story: Callable[[Turns], Awaitable[Any]]) -> None:
             task.cancel()
         loop.run_until_complete(turns(6))
         loop.close()
+
+
+def schedules(moments: int, most_turns: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Yield each order of a few events with each number of turns between them."""
+    gaps = list(itertools.product(range(most_turns + 1), repeat=moments - 1))
+    for order in itertools.permutations(range(moments)):
+        for between in gaps:
+            yield order, (*between, 8)
+
+
+@pytest.mark.parametrize("is_ejected", [False, True], ids=["sound", "on trial"])
+@pytest.mark.parametrize("leaves_by", ["cancel", "time-out"])
+def test_no_place_is_lost_whenever_a_wait_ends_around_a_release(leaves_by: str, is_ejected: bool) -> None:
+    for order, gaps in schedules(4, 2):
+
+        async def story(loop: Turns, order: tuple[int, ...] = order, gaps: tuple[int, ...] = gaps) -> None:
+            world = World(a=1)
+            server = world.servers["a"]
+            world.come("holder")
+            await turns(2)
+            world.come("leaves", patience_s=PATIENCE_S)
+            world.come("stays")
+            await turns(2)
+            if is_ejected:  # its pause is over: the next that it is given is the trial
+                server.breaker.opened_s = -1e6
+
+            def leave() -> None:
+                if leaves_by == "cancel":
+                    world.tasks["leaves"].cancel()
+                else:
+                    loop.now_s += PATIENCE_S
+
+            events: list[Callable[[], Any]] = [
+                lambda: world.end("holder"),
+                leave,
+                lambda: world.tasks["stays"].cancel(),
+                lambda: world.come("new"),
+            ]
+            for at, gap in zip(order, gaps, strict=True):
+                events[at]()
+                await turns(gap)
+            world.look()
+            await world.close()
+            world.come("next")
+            await turns(2)
+            assert world.inside == {"next": "a"}
+            await world.close()
+
+        try:
+            run(story)
+        except AssertionError as error:
+            pytest.fail(f"events {order}, turns between them {gaps}: {error}")
+
+
+def test_a_preempted_request_takes_another_free_server_at_once() -> None:
+    async def story(_: Turns) -> None:
+        world = World(a=1)
+        ticket = Ticket(ServingRequest("r", 0.0, 10.0), 60.0, {}, Work(10, 10.0))
+        server = await world.lane.take(ticket, PATIENCE_S)
+        world.lane.leave(ticket, server)
+        again = asyncio.create_task(world.lane.take_again(ticket, PATIENCE_S))
+        await turns(2)
+        assert again.done()
+        assert again.result() is server
+
+    run(story)
 
 
 def test_one_that_cannot_be_in_time_any_more_comes_last_and_takes_nobodys_place() -> None:

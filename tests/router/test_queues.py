@@ -71,6 +71,20 @@ async def test_a_more_urgent_request_takes_the_place_of_one_without_an_answer_on
     assert asked_for(narrow) == ["long", "short", "shorter", "long"]
 
 
+async def test_what_may_not_be_sent_twice_keeps_its_place(narrow: Stage) -> None:
+    async with narrow.router(order=Order.SRTF) as router:
+        await router.adopted()
+        long = asyncio.create_task(router.ask(json=chat("long", max_tokens=190, store=True)))
+        await narrow.one.until(lambda: narrow.one.held == 1)
+        short = asyncio.create_task(router.ask(json=chat("short", max_tokens=2)))
+        await until_waiting(router, narrow, 1)
+        narrow.one.gate.set()
+        answers = await asyncio.gather(long, short)
+    assert {answer.status_code for answer in answers} == {200}
+    assert narrow.one.cancelled == 0
+    assert asked_for(narrow) == ["long", "short"]
+
+
 async def test_what_a_client_has_begun_to_receive_keeps_its_place(narrow: Stage) -> None:
     narrow.one.gate = None
     narrow.one.stream_gate = asyncio.Event()
@@ -86,6 +100,29 @@ async def test_what_a_client_has_begun_to_receive_keeps_its_place(narrow: Stage)
         assert "[DONE]" in rest
         assert (await short).status_code == 200
     assert narrow.one.cancelled == 0
+
+
+async def test_a_full_queue_answers_429_with_a_time_and_disturbs_no_other(narrow: Stage) -> None:
+    async with narrow.router(max_queue=2) as router:
+        await router.adopted()
+        accepted = [asyncio.create_task(router.ask()) for _ in range(3)]
+        await narrow.one.until(lambda: narrow.one.held == 1 and waiting(router) == 2)
+        refused = await router.ask()
+        assert error_of(refused) == (429, "queue_full")
+        assert int(refused.headers["retry-after"]) >= 1
+        narrow.one.gate.set()
+        assert [answer.status_code for answer in await asyncio.gather(*accepted)] == [200] * 3
+
+
+async def test_who_waits_for_too_long_gets_429(narrow: Stage) -> None:
+    async with narrow.router(queue_timeout_s=0.1) as router:
+        await router.adopted()
+        first = asyncio.create_task(router.ask())
+        await narrow.one.until(lambda: narrow.one.held == 1)
+        assert error_of(await router.ask()) == (429, "queue_full")
+        assert waiting(router) == 0
+        narrow.one.gate.set()
+        assert (await first).status_code == 200
 
 
 async def test_a_client_that_leaves_the_queue_is_never_sent(narrow: Stage) -> None:
@@ -374,6 +411,18 @@ async def test_a_cached_beginning_is_not_worth_a_dirtier_or_a_late_answer(stage:
         stage.plane.servers = [far, a_routed_server(stage.two, "b", gco2_per_kwh=400.0)]
         await router.adopted()
         assert await place_of(one) == "here"
+
+
+async def test_by_weight_servers_share_in_proportion(stage: Stage) -> None:
+    stage.plane.servers = [
+        a_routed_server(stage.one, "a", weight=3.0),
+        a_routed_server(stage.two, "b", weight=1.0, gco2_per_kwh=1.0),
+    ]
+    async with stage.router(placement="weights") as router:
+        await router.adopted()
+        for _ in range(12):
+            await router.ask()
+    assert (len(stage.one.seen), len(stage.two.seen)) == (9, 3)
 
 
 async def test_laxity_is_passed_on_as_vllms_priority_where_the_pool_says_so(router: Running, stage: Stage) -> None:

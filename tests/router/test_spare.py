@@ -136,6 +136,23 @@ async def test_a_lane_without_servers_says_so(stage: Stage) -> None:
         await lane.take_spare(a_ticket("a"), 0.0, ())
 
 
+@pytest.mark.parametrize("may_repeat", [True, False])
+async def test_who_waits_is_given_a_place_by_those_that_may_be_sent_again(stage: Stage, may_repeat: bool) -> None:
+    made = Server(a_routed_server(stage.one, capacity=1), ())
+    lane = Lanes(LaneRules()).of(Pool(a_routed_pool(), servers=[made]), "")
+    spare = a_ticket("spare")
+    spare.may_repeat = may_repeat
+    await lane.take_spare(spare, 0.0, ())
+
+    waiting = asyncio.create_task(lane.take(a_ticket("interactive"), 60.0))
+    await asyncio.sleep(0)
+
+    assert spare.is_preempted == may_repeat
+    lane.leave(spare, made)
+    lane.pump()
+    assert await waiting is made
+
+
 async def test_a_server_that_comes_back_has_no_place_for_spare_requests_beside_who_waits(stage: Stage) -> None:
     one, two = (Server(a_routed_server(each, capacity=1), ()) for each in (stage.one, stage.two))
     lane = Lanes(LaneRules()).of(Pool(a_routed_pool(), servers=[one, two]), "")

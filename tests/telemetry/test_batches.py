@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 import pytest
 
+import services.telemetry.batches as batches_module
 from services.telemetry.batches import Batches
 from tests.support.control_plane import usage
 
@@ -41,6 +42,28 @@ async def test_reports_gather_while_others_are_stored_and_one_that_spoils_a_batc
     assert (said[0], str(said[1]), said[2]) == ("f stored", "bad", "g stored")
     with pytest.raises(KeyError, match="nobody"):
         await add("n1", "unknown")
+
+
+@pytest.mark.parametrize("enough", [2, 3])
+async def test_a_few_wait_for_more_or_for_a_moment(monkeypatch: pytest.MonkeyPatch, enough: int) -> None:
+    """Otherwise most transactions would have the one or two reports that came while the last one was carried out."""
+    monkeypatch.setattr(batches_module, "ENOUGH", enough)
+    monkeypatch.setattr(batches_module, "GATHER_S", 0.02 if enough == 3 else 3_600)
+    stored: list[list[str]] = []
+
+    async def store(reports: Mapping[str, str], wait: bool) -> dict[str, str]:
+        assert not wait
+        stored.append(sorted(reports))
+        await asyncio.sleep(0)
+        return dict(reports)
+
+    batches = Batches(store, KeyError)
+    first = asyncio.create_task(batches.add("n1", "a"))
+    await asyncio.sleep(0)
+    second = asyncio.create_task(batches.add("n2", "b"))
+    await first
+    await asyncio.gather(second, batches.add("n3", "c"))
+    assert stored == [["n1"], ["n2", "n3"]]
 
 
 async def test_a_node_that_somebody_has_locked_holds_no_other_up(plane) -> None:
