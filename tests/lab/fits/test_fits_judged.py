@@ -75,8 +75,7 @@ def test_every_point_is_held_out_once() -> None:
         assert max(mask.sum() for mask in folds(n_points)) <= max(1, -(-n_points // 10))
 
 
-def test_planted_jobs_are_found_where_the_papers_form_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lab.fits.FOLDS", 4)
+def test_planted_jobs_are_found_where_the_papers_form_is_not_enough() -> None:
     found = capped_points(noise=0.01)
 
     (_, capped_time, capped_energy), (_, time), (_, energy) = (

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from lab.bundles import path_of
 from lab.inference.run import InferenceRun, Scheme
 from services.core.domain.errors import DomainError
 
@@ -30,7 +29,7 @@ def test_base_is_what_everything_is_compared_with() -> None:
 
 
 def test_clover_saves_carbon_within_the_sla_and_under_the_bound() -> None:
-    found = figures(bound=True, hours=2)
+    found = figures(bound=True)
 
     assert found["carbon_saving_pct"] > 30
     assert 0 < found["accuracy_loss_pct"] < 7.4
@@ -40,17 +39,7 @@ def test_clover_saves_carbon_within_the_sla_and_under_the_bound() -> None:
     nodes = {node["id"] for node in found["last_graph"]["nodes"]}
     assert nodes == {"b1", "b3", "b5", "b7", "1g", "2g", "3g", "4g", "7g"}
     assert found["timeline"][0]["edit_distance"] > 0
-
-
-def test_clover_comes_close_to_who_measures_every_configuration(tmp_path: Path) -> None:
-    """Of two of the four variants, of which there are few configurations."""
-    head, *rows = path_of("inference_slices.csv").read_text().splitlines()
-    some = tmp_path / "some.csv"
-    some.write_text("\n".join([head, *(row for row in rows if {"b1", "b7"} & {*row.split(",")})]))
-
-    found, best = (figures(profile=some, scheme=scheme)["objective_mean"] for scheme in (Scheme.CLOVER, Scheme.ORACLE))
-
-    assert found >= 0.95 * best > 0
+    assert found["objective_mean"] >= 0.95 * figures(scheme=Scheme.ORACLE)["objective_mean"]
 
 
 def test_equal_seeds_give_equal_figures() -> None:
