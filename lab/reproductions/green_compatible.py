@@ -33,7 +33,7 @@ from services.simulator.readers.jobs import read_jobs
 from services.simulator.workload import ClusterSpec, Workload
 
 START, CLUSTER, ZONES = "2023-08-08", "32x2:RTX3090", ("GB", "PL", "SE", "US-CAL-CISO")
-SEEDS: dict[int | None, tuple[int, ...]] = {150: (1, 2, 3), None: (1,)}  #: Of so many jobs, or of all
+SEEDS: dict[int | None, tuple[int, ...]] = {150: (1, 2, 3), None: (1,)}  #: By the number of jobs; None: all of them
 LAS, GREEN, POLLUX, ZEUS = "Tiresias (LAS)", "GREEN", "Pollux", "Zeus + Tiresias"
 ZEUS_BATCHES = "Zeus + Tiresias, with batches"
 RIVALS = (POLLUX, ZEUS, ZEUS_BATCHES)
@@ -72,7 +72,7 @@ def drawn(jobs: Workload, count: int, seed: int) -> Workload:
 
 
 def run(name: str, count: int | None, zone: str, seed: int) -> SimulationResult:
-    """Return what comes of the day's jobs, or of so many of them."""
+    """Return what comes of the day's jobs, or of a number of them."""
     jobs = read_jobs("green-day", recipe="green", start=START, days=1, seed=seed)
     of = jobs if count is None else drawn(jobs, count, seed)
     options = EngineOptions(rigid=name in (LAS, ZEUS, ZEUS_BATCHES), seed=seed)

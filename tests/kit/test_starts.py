@@ -25,7 +25,7 @@ def _submitted(*jobs: dict[str, Any], batch: bool) -> Draft | ProblemError:
 
 
 def _with_total(total: int) -> dict[str, Any]:
-    """Return a job whose command and environment have so many bytes for execve, in strings as long as may be."""
+    """Return a job whose command and environment have ``total`` bytes for execve, in strings as long as may be."""
     found: dict[str, Any] = BASE | {"environment": {}}
     left = total - len("/bin/true") - 1 - 8
     while left:

@@ -669,7 +669,7 @@ async def limits(simulation: Simulation) -> None:
 
 
 async def budgets(simulation: Simulation) -> None:
-    """As before, but keys may use so many tokens in a month, and some have used up another budget."""
+    """As before, but keys have monthly budgets of tokens, and some have used up another budget."""
     draw, requests = simulation.choices.below, _Requests()
     requests.limits = KeyLimits(month_tokens=(20, 60, 300)[draw(3)])
     requests.excess = {tenant: "All is used up." for tenant in TENANTS if draw(4) == 1}

@@ -13,14 +13,7 @@ import orjson
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from services.admission.cells.remote import COPY_LABEL, HOME_LABEL, RemoteCell, RemoteJob, UnreadableError, copy_of
-from services.admission.repository.cells import (
-    SETTLES_S,
-    CellRepository,
-    CellRow,
-    GivenRow,
-    Room,
-    WaitingRow,
-)
+from services.admission.repository.cells import SETTLES_S, CellRepository, CellRow, GivenRow, Room, WaitingRow
 from services.admission.steering import Command
 from services.contracts.cells import ANY, HOME, WITHDRAWN
 from services.contracts.codes import ProblemCode

@@ -13,7 +13,7 @@ from services.core.cycle.sorting import among_first
 from services.core.domain.arrays import Bools, Floats, Ints
 
 FEW = 16  #: Fewer jobs are sorted, or visited one by one, sooner than sifted
-MANY = 512  #: Of an active round, so many more waiting jobs than GPUs are sifted
+MANY = 512  #: An active round is sifted if its jobs outnumber the GPUs by more
 
 Keys = tuple[Floats | Ints | Bools, ...]
 

@@ -166,7 +166,8 @@ class AppQueue:
                 self._give(ticket, seat)
             return seat is not None
 
-        self._queue.serve(self.in_service, give)
+        if self._free:
+            self._queue.serve(self.in_service, give)
 
     def refuse_all(self, reason: str) -> None:
         """Tell all waiting requests that they get no instance."""

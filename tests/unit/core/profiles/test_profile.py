@@ -27,7 +27,7 @@ ORDER = np.random.default_rng(1).permutation(len(SEEN))
 
 
 def after(points: int) -> JobProfile:
-    """Return a profile that saw so many points."""
+    """Return a profile that saw the first ``points``."""
     return JobProfile.of("V100", "vision", ControlKind.CLOCK).observe(SEEN.take(ORDER[:points]))
 
 
