@@ -222,6 +222,25 @@ def test_an_image_compiles_what_its_processes_import_and_what_they_use_later() -
         assert importlib.util.find_spec(name), f"{name} is not there to be compiled"
 
 
+@pytest.mark.parametrize(("machine", "solver"), [("x86_64", "i64"), ("aarch64", "arm64")])
+def test_an_image_keeps_of_packages_what_runs_on_its_machine(tmp_path: Path, machine: str, solver: str) -> None:
+    kept = ["a/__init__.py", "a/c.so", "a/py.typed", "a/data.json", f"pulp/solverdir/cbc/linux/{solver}/cbc"]
+    left_out = ["a/tests/test_a.py", "a/a.pyi", "a/a.pyx", "a/a.pxd", "a/a.c", "a/a.cpp", "a/a.h", "a/a.hpp", "a/a.a"]
+    left_out += [f"pulp/solverdir/cbc/{each}/cbc" for each in ("linux/i32", "linux/i64", "linux/arm64", "osx/i64")]
+    packages = tmp_path / ".venv" / "lib" / "python3.11" / "site-packages"
+    for name in {*kept, *left_out}:
+        (packages / name).parent.mkdir(parents=True, exist_ok=True)
+        (packages / name).touch()
+    stand_in = tmp_path / "uname"
+    stand_in.write_text(f"#!/bin/sh\necho {machine}\n")
+    stand_in.chmod(0o755)
+    text = (ROOT / "deploy" / "Dockerfile").read_text().replace("\\\n", "")
+    (command,) = re.findall(r"find \.venv.*?rm -r {} \+", text)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    subprocess.run(["sh", "-c", command], cwd=tmp_path, env=os.environ | {"PATH": path}, check=True)
+    assert {str(path.relative_to(packages)) for path in packages.rglob("*") if path.is_file()} == set(kept)
+
+
 def test_the_image_holds_all_that_is_installed() -> None:
     packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]["include"]
     kept = (ROOT / ".dockerignore").read_text().split()
