@@ -9,7 +9,6 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from optimizer_service import endpoints
-from optimizer_service.kinds import Sources
 from optimizer_service.length_model import LengthTrainer
 from optimizer_service.queue import LIMITS, PLAN_QUEUE, QUEUE, TASK, TRAINING_LIMITS, TRAINING_QUEUE, TRAINING_TASK
 from optimizer_service.repository.lengths import solve_repository, training_repository
@@ -20,9 +19,7 @@ from services.db.figures import pool_of, work_of
 from services.kit.app import answer_unavailable, create_service, serve
 from services.kit.background.queue import TaskQueue
 from services.kit.background.work_queue import Sweeper, WorkQueue
-from services.kit.carbon import Carbon
 from services.kit.celery import create_celery
-from services.kit.http import client_of, new_session
 from services.kit.metrics import Metrics
 from services.kit.redis import check_answers, connect
 from services.kit.settings import exit_with, settings_or_exit
@@ -47,23 +44,21 @@ def create_app(settings: OptimizerSettings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with new_session(tls=settings.tls) as session:
-            carbon = Carbon(client_of(session, settings, "carbon", timeout_s=settings.carbon_timeout_s))
-            work_queue = WorkQueue("solve", repository, queue, settings.max_pending_per_tenant)
-            plan_work_queue = WorkQueue("solve", of_plans, plan_queue, MOST_PLAN_SOLVES)
-            app.state.optimizer = OptimizerService(work_queue, plan_work_queue, Sources(carbon))
-            metrics: Metrics = app.state.metrics
-            metrics.add("work", work_of({"solve": repository, "plan_solve": of_plans, "training": trainings}))
-            metrics.add("database", pool_of(engine))
-            loops = (
-                Sweeper("solve", repository, queue, settings),
-                Sweeper("solve", of_plans, plan_queue, plan_settings),
-                Sweeper("training", trainings, training_queue, settings),
-                LengthTrainer(trainings, training_queue, settings),
-            )
-            running = [asyncio.create_task(loop.run()) for loop in loops]
-            yield
-            await end_tasks(running)
+        work_queue = WorkQueue("solve", repository, queue, settings.max_pending_per_tenant)
+        plan_work_queue = WorkQueue("solve", of_plans, plan_queue, MOST_PLAN_SOLVES)
+        app.state.optimizer = OptimizerService(work_queue, plan_work_queue)
+        metrics: Metrics = app.state.metrics
+        metrics.add("work", work_of({"solve": repository, "plan_solve": of_plans, "training": trainings}))
+        metrics.add("database", pool_of(engine))
+        loops = (
+            Sweeper("solve", repository, queue, settings),
+            Sweeper("solve", of_plans, plan_queue, plan_settings),
+            Sweeper("training", trainings, training_queue, settings),
+            LengthTrainer(trainings, training_queue, settings),
+        )
+        running = [asyncio.create_task(loop.run()) for loop in loops]
+        yield
+        await end_tasks(running)
         await redis.aclose()
         await engine.dispose()
 

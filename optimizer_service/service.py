@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from optimizer_service.kinds import KINDS, SolveKind, Sources
+from optimizer_service.kinds import KINDS, SolveKind
 from optimizer_service.repository.lengths import OUTCOME_FIELDS
 from services.contracts.background import WorkProblem, WorkRecord, WorkState
 from services.contracts.identity import Identity
@@ -11,6 +11,7 @@ from services.contracts.schema import Message
 from services.contracts.serving import PLANNER
 from services.contracts.solver import SolveOutcome
 from services.kit.background.work_queue import WorkQueue, sha256
+from services.kit.problems import not_found
 
 AnyKind = SolveKind[Any, Any, Any]
 
@@ -18,10 +19,9 @@ AnyKind = SolveKind[Any, Any, Any]
 class OptimizerService:
     """What callers may do with solves."""
 
-    def __init__(self, work_queue: WorkQueue, plan_work_queue: WorkQueue, sources: Sources) -> None:
-        """Take the queue of tenants' solves, that of the solves that plans await, and the sources to read from."""
+    def __init__(self, work_queue: WorkQueue, plan_work_queue: WorkQueue) -> None:
+        """Take the queue of tenants' solves, and that of the solves that plans await."""
         self._work_queue, self._plan_work_queue = work_queue, plan_work_queue
-        self._sources = sources
 
     async def submit(
         self, kind: AnyKind, request: Message, caller: Identity, idempotency_key: str | None
@@ -31,15 +31,14 @@ class OptimizerService:
         The same key, or the same problem while it is stored, returns the same solve.
 
         Raises:
-            ProblemError: 422 for a request that cannot be resolved or a key used for another body, 429 with too many
-                solves pending, 503 when something it refers to cannot be read right now.
+            ProblemError: 422 for a request that makes no sense or a key used for another body, 429 with too many
+                solves pending.
         """
 
         async def resolve() -> WorkProblem:
-            problem: Message = await kind.resolve(request, self._sources)
-            # Where a forecast came from does not make it another problem; what it says does.
-            same = problem.model_dump(mode="json", exclude={"source"})
-            return WorkProblem(problem.model_dump(mode="json"), sha256(kind.name, same), {"kind": kind.name})
+            problem: Message = await kind.resolve(request)
+            stored = problem.model_dump(mode="json")
+            return WorkProblem(stored, sha256(kind.name, stored), {"kind": kind.name})
 
         body_sha256 = sha256(kind.name, request.model_dump(mode="json"))
         work_queue = self._plan_work_queue if caller.key_id == PLANNER.key_id else self._work_queue
@@ -47,9 +46,11 @@ class OptimizerService:
         return _summary(work), is_new
 
     async def find(self, solve_id: str, caller: Identity) -> Solve:
-        """Return a complete solve; ``ProblemError``: 404 if there is none that the caller may see."""
+        """Return a complete solve; ``ProblemError``: 404 if there is none of a known kind that the caller may see."""
         work = await self._work_queue.find(solve_id, caller)
-        kind = KINDS[work.columns["kind"]]
+        kind = KINDS.get(work.columns["kind"])
+        if kind is None:  # such as ``carbon-bound``, of 0.1.0
+            raise not_found("solve")
         return Solve(
             **dict(_summary(work)),
             problem=kind.problem.as_stored(work.problem),

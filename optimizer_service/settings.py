@@ -19,7 +19,6 @@ class OptimizerSettings(WorkSettings):
     plan_solve_keep_days: float = said(
         "How long the solves of plans are kept; the plans themselves have the answers.", default=1, gt=0
     )
-    carbon_timeout_s: float = Field(default=10, gt=0)
 
     train_interval_s: float = said("Least time between trainings of job lengths.", default=3_600, gt=0)
     train_look_s: float = said("How often the worker checks whether one is due.", default=30, gt=0)

@@ -41,7 +41,6 @@ CALLERS: Mapping[str, Mapping[str, Calls]] = {
     },
     "carbon": {
         "gateway": _calls(_PUBLIC, _METRICS, r"GET /locations", roles=_EVERYBODY),
-        "optimizer": _calls(*_CARBON),
         "scheduler": _calls(*_CARBON),
         "serving": _calls(*_CARBON),
         "simulator": _calls(*_CARBON),

@@ -6,7 +6,6 @@ from typing import TypeVar
 from pydantic import BaseModel
 
 from services.contracts.carbon import (
-    Clock,
     CurrentIntensity,
     IntensityForecast,
     IntensityHistory,
@@ -44,9 +43,9 @@ class Carbon:
         """Return the intensity in force; here and below, the signal is by default the zone's own."""
         return await self._ask(f"{zone}/current", CurrentIntensity, signal)
 
-    async def forecast(self, zone: str, horizon_s: float, clock: Clock, signal: str | None = None) -> IntensityForecast:
-        """Return the forecast for ``horizon_s``, seconds of real time or of the grid's clock."""
-        return await self._ask(f"{zone}/forecast", IntensityForecast, signal, horizon_s=horizon_s, clock=clock)
+    async def forecast(self, zone: str, horizon_s: float, signal: str | None = None) -> IntensityForecast:
+        """Return the forecast for ``horizon_s``, seconds of real time."""
+        return await self._ask(f"{zone}/forecast", IntensityForecast, signal, horizon_s=horizon_s, clock="real")
 
     async def outlook(self, zone: str, *, past_s: float, ahead_s: float, signal: str | None = None) -> IntensityOutlook:
         """Return history and forecast as one curve.

@@ -7,8 +7,8 @@ A package lists what it adds to one of our groups in its ``pyproject.toml``::
 
 The groups: ``wattshift.policies`` (``services.kit.policies``) and ``wattshift.carbon_providers`` (the carbon service);
 ``wattshift.commands`` (typer's groups of commands), ``wattshift.tasks`` (of the simulator's worker),
-``wattshift.simulations`` (``services.simulator.catalogue``), ``wattshift.run_reports`` (of ``wattshift simulate``),
-``wattshift.rounds`` (the scheduler's) and ``wattshift.carbon_bounds`` (``optimizer_service.kinds``) are the lab's.
+``wattshift.simulations`` (``services.simulator.catalogue``), ``wattshift.run_reports`` (of ``wattshift simulate``) and
+``wattshift.rounds`` (the scheduler's) are the lab's.
 """
 
 from collections.abc import Iterator

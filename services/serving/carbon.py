@@ -109,7 +109,7 @@ class Forecasts(_Kept[Points]):
     age_s = 300.0
 
     async def _ask(self, zone: str, signal: str | None) -> Points:
-        found = await self._carbon.forecast(zone, WINDOW_S + 3_600.0, "real", signal)
+        found = await self._carbon.forecast(zone, WINDOW_S + 3_600.0, signal)
         return [(each.start_at.timestamp(), each.end_at.timestamp(), each.gco2_per_kwh) for each in found.points]
 
 
@@ -141,7 +141,7 @@ async def place_intensities(
 
         async def ask(place: PoolPlace) -> PlaceIntensity:
             try:
-                found = await carbon.forecast(place.zone, horizon_s, "real", place.signal)
+                found = await carbon.forecast(place.zone, horizon_s, place.signal)
                 return intensity_of(found, from_s, spec.plan_steps)
             except ProblemError as error:
                 if error.status >= 500:

@@ -1,4 +1,4 @@
-"""An optimizer as it is installed: its service, a worker, the carbon service, on a real PostgreSQL and Valkey."""
+"""An optimizer as it is installed: its service and a worker, on a real PostgreSQL and Valkey."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ QUICK = {
 def installed(**env: str) -> AbstractAsyncContextManager[Installation]:
     """Run an installation with these settings."""
     return background.installed(
-        *("carbon", "optimizer"),
+        "optimizer",
         workers=("worker",),
         env={**QUICK, **env},
         service="optimizer",
-        submit_path="/v1/optimize/carbon-bound",
+        submit_path="/v1/optimize/pools",
         path="/v1/optimize",
         state="state",
         table="solves",

@@ -1,43 +1,55 @@
-"""Carbon bounds to ask for: a small one, and one that takes a worker a few seconds."""
+"""Plans of pools to ask for: a small one, and one that takes a worker as long as it may."""
 
 from __future__ import annotations
 
-import math
-from datetime import UTC, datetime, timedelta
+import random
 from typing import Any
 
-START = datetime(2026, 3, 1, tzinfo=UTC)
+LONG_S = 6.0
+"""How long a solver works on ``a_long_plan``: it could go on for minutes."""
 
 
-def points(intensities: list[float], step: timedelta = timedelta(hours=1)) -> list[dict[str, Any]]:
-    return [
-        {
-            "start_at": (START + index * step).isoformat(),
-            "end_at": (START + (index + 1) * step).isoformat(),
-            "gco2_per_kwh": value,
-        }
-        for index, value in enumerate(intensities)
-    ]
-
-
-def a_bound(*intensities: float, **changes: Any) -> dict[str, Any]:
-    """4 GPUs, 6 GPU-hours of 500 W: by default 400 g, four of them in the hour of 100 g and two in that of 200."""
-    series = {"signal": "average_direct", "points": points(list(intensities or (300, 100, 200)))}
-    body = {"intensity": series, "capacity_gpus": 4, "work": [{"gpu_hours": 6, "power_w": 500}]}
+def a_plan(*qps: float, **changes: Any) -> dict[str, Any]:
+    """Hours of demand, by default of 20 requests/s, for instances that serve 10 each: at 1 kW and 100 g/kWh."""
+    rates = list(qps or (20,))
+    profile = {"mode": "small", "max_qps": 10, "power_w": 1_000, "ttft_ms": 100}
+    asked = {"name": "all", "demand_qps": rates, "max_ttft_ms": 300, "profiles": [profile]}
+    body = {
+        "step_s": 3_600,
+        "locations": [{"name": "here", "gpus": {"A100": 400}, "intensity": [100] * len(rates)}],
+        "modes": [{"name": "small", "gpus": {"A100": 1}}],
+        "partitions": [{"name": "one", "classes": [asked]}],
+    }
     return {key: value for key, value in {**body, **changes}.items() if value is not None}
 
 
-def a_long_bound(hours: int = 700, window_h: int = 24, seed: int = 0) -> dict[str, Any]:
-    """A season of hourly cohorts, each with a day to run in: seconds of simplex."""
-    curve = [200 + 100 * math.sin(hour / 24 * 2 * math.pi) + 40 * math.sin(1.7 * hour + seed) for hour in range(hours)]
-    work = [
+def a_long_plan(seed: int = 0, **changes: Any) -> dict[str, Any]:
+    """Thirty places, six modes and nine classes, solved to the last instance, within ``LONG_S``."""
+    drawn = random.Random(seed)
+    modes = range(1, 7)
+    places = [{"name": f"l{at}", "gpus": {"A100": 41}, "intensity": [drawn.randint(50, 600)]} for at in range(30)]
+    classes = [
         {
-            "gpu_hours": 5 + 25 * abs(math.sin(0.37 * hour + power + seed)),
-            "power_w": power,
-            "release_at": (START + timedelta(hours=hour)).isoformat(),
-            "deadline_at": (START + timedelta(hours=hour + window_h)).isoformat(),
+            "name": f"c{at}",
+            "demand_qps": [150 * (1 + drawn.random())],
+            "max_ttft_ms": 300,
+            "profiles": [
+                {
+                    "mode": f"m{gpus}",
+                    "max_qps": 3 * gpus**0.9 * drawn.uniform(0.7, 1.3),
+                    "power_w": 300 * gpus * drawn.uniform(0.8, 1.2),
+                    "ttft_ms": 100,
+                }
+                for gpus in modes
+            ],
         }
-        for hour in range(hours - window_h)
-        for power in (320.0, 180.0)
+        for at in range(9)
     ]
-    return a_bound(*curve, capacity_gpus=64, work=work, idle_power_w=50)
+    return {
+        "locations": places,
+        "modes": [{"name": f"m{gpus}", "gpus": {"A100": gpus}} for gpus in modes],
+        "partitions": [{"name": "one", "classes": classes}],
+        "gap": 0,
+        "time_limit_s": LONG_S,
+        **changes,
+    }

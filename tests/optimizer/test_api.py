@@ -13,7 +13,7 @@ import pytest
 
 from services.contracts.identity import Role
 from services.contracts.problems import Problem
-from tests.optimizer.problems import START, a_bound, a_long_bound, points
+from tests.optimizer.problems import a_long_plan, a_plan
 from tests.support.api_examples import EXAMPLES
 from tests.support.background import Installation
 from tests.support.servers import wait_until
@@ -26,69 +26,40 @@ def problem_of(answer: httpx.Response) -> Problem:
     return Problem.model_validate_json(answer.content)
 
 
-async def test_a_bound_is_accepted_solved_and_read(optimizer: Installation) -> None:
-    answer = await optimizer.submit(a_bound())
+async def test_a_plan_is_accepted_solved_and_read(optimizer: Installation) -> None:
+    answer = await optimizer.submit(a_plan())
     assert answer.status_code == 202
     accepted = answer.json()
     assert answer.headers["location"] == f"/v1/optimize/{accepted['id']}"
-    assert (accepted["kind"], accepted["tenant_id"], accepted["attempts"]) == ("carbon-bound", "acme", 0)
+    assert (accepted["kind"], accepted["tenant_id"], accepted["attempts"]) == ("pools", "acme", 0)
     solve = await optimizer.ended(accepted["id"])
     assert (solve["state"], solve["attempts"], solve["failure"]) == ("succeeded", 1, None)
     assert solve["submitted_at"] <= solve["started_at"] <= solve["ended_at"]
     assert 0 < solve["solve_s"] < 5
-    outcome = {"status": "optimal", "solver": "highs", "objective": 400, "bound": 400, "gap": 0, "note": ""}
+    least = 3 * 3_600_000 * 100  # three instances for an hour, joules times gCO2/kWh
+    outcome = {"status": "optimal", "solver": "highs", "objective": least, "bound": least, "gap": 0, "note": ""}
     assert solve["outcome"] == outcome
     result = solve["result"]
-    assert (result["carbon_gco2"], result["busy_energy_kwh"], result["idle_energy_kwh"]) == (400, 3, 0)
-    assert result["schedule"] == [{"name": "work", "first_step": 1, "gpu_hours": [4, 2], "shortfall_gpu_hours": 0}]
-    assert solve["problem"]["capacity_gpus"] == 4
-    assert solve["progress"] == {"share": 1, "doing": "done", "best": 400}
-
-
-async def test_capacity_may_change_from_step_to_step(optimizer: Installation) -> None:
-    body = a_bound(capacity_gpus=None, capacity_gpus_by_step=[4, 1, 5])
-    solve = await optimizer.ended(await optimizer.accepted(body))
-    assert solve["outcome"]["objective"] == pytest.approx(0.5 * (1 * 100 + 5 * 200))
+    assert (result["emissions_kg"], result["energy_kwh"]) == (pytest.approx(0.3), pytest.approx(3))
+    assert [each["count"] for each in result["instances"]] == [3]
+    assert solve["problem"]["step_s"] == 3_600
+    assert solve["progress"] == {"share": 1, "doing": "done", "best": least}
 
 
 @pytest.mark.parametrize("solver", ["cbc", "gurobi"])
 async def test_the_solver_is_the_callers_choice(optimizer: Installation, solver: str) -> None:
-    solve = await optimizer.ended(await optimizer.accepted(a_bound(solver=solver)))
-    assert (solve["outcome"]["solver"], solve["outcome"]["objective"]) == (solver, 400)
+    solve = await optimizer.ended(await optimizer.accepted(a_plan(solver=solver)))
+    assert (solve["outcome"]["solver"], solve["result"]["emissions_kg"]) == (solver, pytest.approx(0.3))
 
 
 async def test_an_infeasible_problem_is_a_result(optimizer: Installation) -> None:
-    work = [{"name": "a", "gpu_hours": 9, "power_w": 500}]
-    solve = await optimizer.ended(await optimizer.accepted(a_bound(100, 100, work=work)))
+    solve = await optimizer.ended(await optimizer.accepted(a_plan(9_000)))
     assert (solve["state"], solve["outcome"]["status"]) == ("succeeded", "infeasible")
-    assert solve["result"]["carbon_gco2"] is None
-    assert solve["result"]["schedule"][0]["shortfall_gpu_hours"] == pytest.approx(1)
-
-
-async def test_a_zones_forecast_stands_in_for_intensities(optimizer: Installation) -> None:
-    body = a_bound(intensity=None, zone="US-CAL-CISO", horizon_h=24, idle_power_fraction=0.2)
-    solve = await optimizer.ended(await optimizer.accepted(body))
-    problem = solve["problem"]
-    assert solve["outcome"]["status"] == "optimal"
-    assert len(problem["intensity"]["points"]) == 24
-    assert problem["idle_power_w"] == pytest.approx(100)
-    assert (problem["source"]["zone"], problem["source"]["provider"]) == ("US-CAL-CISO", "recorded")
-    greenest = sorted(point["gco2_per_kwh"] for point in problem["intensity"]["points"])
-    idle = 0.1 * (4 * sum(greenest) - 4 * greenest[0] - 2 * greenest[1])
-    assert solve["result"]["carbon_gco2"] == pytest.approx(0.5 * (4 * greenest[0] + 2 * greenest[1]) + idle)
-
-
-async def test_a_zone_that_is_not_there_is_pointed_at(optimizer: Installation) -> None:
-    answer = await optimizer.submit(a_bound(intensity=None, zone="ATLANTIS"))
-    problem = problem_of(answer)
-    assert (problem.status, problem.code) == (422, "unknown_zone")
-    assert [error.pointer for error in problem.errors] == ["/zone"]
-    answer = await optimizer.submit(a_bound(intensity=None, zone="US-CAL-CISO", signal="marginal"))
-    assert [error.pointer for error in problem_of(answer).errors] == ["/signal"]
+    assert [each["request_class"] for each in solve["result"]["shortfall"]] == ["all"]
 
 
 async def test_the_same_problem_is_not_solved_twice(optimizer: Installation) -> None:
-    body = a_long_bound(seed=7)
+    body = a_long_plan(7)
     answers = await asyncio.gather(*(optimizer.submit(body) for _ in range(3)))
     assert {answer.status_code for answer in answers} == {202}
     assert len({answer.json()["id"] for answer in answers}) == 1
@@ -103,29 +74,22 @@ async def test_the_same_problem_is_not_solved_twice(optimizer: Installation) -> 
 
 async def test_an_idempotency_key_stands_for_one_body(optimizer: Installation) -> None:
     key = {"headers": {"Idempotency-Key": "key-1"}}
-    first = await optimizer.submit(a_bound(500, 100, 300), **key)
-    again = await optimizer.submit(a_bound(500, 100, 300), **key)
+    first = await optimizer.submit(a_plan(500, 100, 300), **key)
+    again = await optimizer.submit(a_plan(500, 100, 300), **key)
     assert (first.status_code, again.json()["id"]) == (202, first.json()["id"])
-    reused = problem_of(await optimizer.submit(a_bound(500, 100, 301), **key))
+    reused = problem_of(await optimizer.submit(a_plan(500, 100, 301), **key))
     assert (reused.status, reused.code) == (422, "idempotency_key_reused")
     # Another key for the same problem stands for the same solve; another tenant's key is another key.
-    other = await optimizer.submit(a_bound(500, 100, 300), headers={"Idempotency-Key": "key-2"})
+    other = await optimizer.submit(a_plan(500, 100, 300), headers={"Idempotency-Key": "key-2"})
     assert other.json()["id"] == first.json()["id"]
-    stranger = await optimizer.submit(a_bound(1, 2, 3), tenant="umbra", **key)
+    stranger = await optimizer.submit(a_plan(1, 2, 3), tenant="umbra", **key)
     assert stranger.status_code == 202
 
 
-async def test_a_forecast_asked_for_again_by_key_is_the_one_already_read(optimizer: Installation) -> None:
-    key = {"headers": {"Idempotency-Key": "key-3"}}
-    body = a_bound(intensity=None, zone="US-CAL-CISO")
-    first = await optimizer.submit(body, **key)
-    assert (await optimizer.submit(body, **key)).json()["id"] == first.json()["id"]
-
-
 async def test_a_running_solve_is_cancelled_and_stops(optimizer: Installation) -> None:
-    solve_id = await optimizer.accepted(a_long_bound(hours=3_000, window_h=48, seed=1))
-    waiting_id = await optimizer.accepted(a_bound(7, 7, 7))
-    going = await optimizer.until(solve_id, lambda solve: "iterations" in (solve["progress"] or {}).get("doing", ""))
+    solve_id = await optimizer.accepted(a_long_plan(1, time_limit_s=300))
+    waiting_id = await optimizer.accepted(a_plan(7, 7, 7))
+    going = await optimizer.until(solve_id, lambda solve: "nodes" in (solve["progress"] or {}).get("doing", ""))
     assert 0 < going["progress"]["share"] < 1
     assert (await optimizer.read(waiting_id))["progress"] is None
     answer = await optimizer.call("DELETE", f"/v1/optimize/{solve_id}")
@@ -154,7 +118,7 @@ async def test_a_program_that_a_cancelled_solve_runs_ends_with_it(optimizer: Ins
             return program.is_running() and program.status() != psutil.STATUS_ZOMBIE
         return False
 
-    solve_id = await optimizer.accepted({**a_long_bound(hours=900, window_h=48, seed=4), "solver": "cbc"})
+    solve_id = await optimizer.accepted(a_long_plan(4, solver="cbc", time_limit_s=300))
     await asyncio.to_thread(wait_until, programs)
     started = programs()
     await optimizer.call("DELETE", f"/v1/optimize/{solve_id}")
@@ -162,10 +126,10 @@ async def test_a_program_that_a_cancelled_solve_runs_ends_with_it(optimizer: Ins
 
 
 async def test_a_cancelled_problem_may_be_asked_for_anew(optimizer: Installation) -> None:
-    blocker = await optimizer.accepted(a_long_bound(hours=1_500, seed=2))
-    queued = await optimizer.accepted(a_bound(8, 8, 8))
+    blocker = await optimizer.accepted(a_long_plan(2, time_limit_s=300))
+    queued = await optimizer.accepted(a_plan(8, 8, 8))
     assert (await optimizer.call("DELETE", f"/v1/optimize/{queued}")).json()["state"] == "cancelled"
-    anew = await optimizer.accepted(a_bound(8, 8, 8))
+    anew = await optimizer.accepted(a_plan(8, 8, 8))
     assert anew != queued
     await optimizer.call("DELETE", f"/v1/optimize/{blocker}")
     assert (await optimizer.ended(anew))["state"] == "succeeded"
@@ -173,7 +137,7 @@ async def test_a_cancelled_problem_may_be_asked_for_anew(optimizer: Installation
 
 
 async def test_tenants_see_their_own_and_operators_see_all(optimizer: Installation) -> None:
-    solve_id = await optimizer.accepted(a_long_bound(hours=1_500, seed=3), tenant="initech")
+    solve_id = await optimizer.accepted(a_long_plan(3, time_limit_s=300), tenant="initech")
     for method in ("GET", "DELETE"):
         problem = problem_of(await optimizer.call(method, f"/v1/optimize/{solve_id}"))
         assert (problem.status, problem.code) == (404, "not_found")
@@ -191,11 +155,11 @@ async def test_tenants_see_their_own_and_operators_see_all(optimizer: Installati
 
 
 async def test_lists_are_paged_and_filtered(optimizer: Installation) -> None:
-    made = [await optimizer.accepted(a_bound(index), tenant="pager") for index in range(1, 6)]
+    made = [await optimizer.accepted(a_plan(index), tenant="pager") for index in range(1, 6)]
     for solve_id in made:
         await optimizer.ended(solve_id, tenant="pager")
     seen: list[str] = []
-    query = "limit=2&kind=carbon-bound&state=succeeded&state=failed"
+    query = "limit=2&kind=pools&state=succeeded&state=failed"
     cursor: str | None = ""
     while cursor is not None:
         path = f"/v1/optimize?{query}" + (f"&cursor={cursor}" if cursor else "")
@@ -209,37 +173,24 @@ async def test_lists_are_paged_and_filtered(optimizer: Installation) -> None:
 
 
 async def test_a_tenant_has_so_many_solves_and_no_more(optimizer: Installation) -> None:
-    made = [await optimizer.accepted(a_long_bound(hours=3_000, window_h=48), tenant="greedy")]
-    made += [await optimizer.accepted(a_bound(n), tenant="greedy") for n in range(4)]
-    problem = problem_of(await optimizer.submit(a_bound(9), tenant="greedy"))
+    made = [await optimizer.accepted(a_long_plan(time_limit_s=300), tenant="greedy")]
+    made += [await optimizer.accepted(a_plan(n), tenant="greedy") for n in range(4)]
+    problem = problem_of(await optimizer.submit(a_plan(9), tenant="greedy"))
     assert (problem.status, problem.code) == (429, "quota_exceeded")
     for solve_id in made:
         await optimizer.call("DELETE", f"/v1/optimize/{solve_id}", tenant="greedy")
-    assert (await optimizer.submit(a_bound(9), tenant="greedy")).status_code == 202
+    assert (await optimizer.submit(a_plan(9), tenant="greedy")).status_code == 202
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
-    ({"capacity_gpus": "4"}, "/capacity_gpus"),
-    ({"capacity_gpus": -1}, "/capacity_gpus"),
-    ({"capacity_gpus": None}, ""),
-    ({"capacity_gpus_by_step": [4, 4, 4]}, ""),
-    ({"capacity_gpus": None, "capacity_gpus_by_step": [4, 4]}, ""),
-    ({"capacity_gpus": None, "capacity_gpus_by_step": [4, -1, 4]}, "/capacity_gpus_by_step/1"),
-    ({"work": []}, "/work"),
-    ({"work": [{"gpu_hours": 0, "power_w": 1}]}, "/work/0/gpu_hours"),
-    ({"work": [{"gpu_hours": 1, "power_w": 1, "release_at": "2026-01-01"}]}, "/work/0/release_at"),
-    ({"work": [{"gpu_hours": 1, "power_w": 1, "name": "a\x00"}]}, "/work/0/name"),
-    (
-        {"work": [{"gpu_hours": 1, "power_w": 1, "release_at": START.isoformat(), "deadline_at": START.isoformat()}]},
-        "/work/0",
-    ),
-    ({"intensity": {"signal": "average_direct", "points": []}}, "/intensity/points"),
-    ({"intensity": {"signal": "average", "points": points([1])}}, "/intensity/signal"),
-    ({"intensity": {"signal": "average_direct", "points": points([1]) + points([1])}}, "/intensity/points"),
-    ({"intensity": None}, ""),
-    ({"zone": "GB"}, ""),
-    ({"pue": 0.5}, "/pue"),
-    ({"idle_power_w": 1, "idle_power_fraction": 0.1}, ""),
+    ({"step_s": "3600"}, "/step_s"),
+    ({"step_s": -1}, "/step_s"),
+    ({"modes": []}, "/modes"),
+    ({"modes": [{"name": "a\x00", "gpus": {"A100": 1}}]}, "/modes/0/name"),
+    ({"modes": [{"name": "small", "gpus": {"A100": 1.5}}]}, "/modes/0/gpus/A100"),
+    ({"locations": [{"name": "here", "gpus": {"A100": 4}, "intensity": [1, 2]}]}, ""),
+    ({"objective": "cost"}, ""),
+    ({"gap": -1}, "/gap"),
     ({"solver": "exhaustive"}, "/solver"),
     ({"time_limit_s": 0}, "/time_limit_s"),
     ({"unheard_of": 1}, "/unheard_of"),
@@ -248,21 +199,21 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("change", "pointer"), BAD)
 async def test_what_is_wrong_is_pointed_at(optimizer: Installation, change: dict[str, Any], pointer: str) -> None:
-    problem = problem_of(await optimizer.submit(a_bound(**change)))
+    problem = problem_of(await optimizer.submit(a_plan(**change)))
     assert (problem.status, problem.code) == (422, "invalid_request")
     assert [error.pointer for error in problem.errors] == [pointer]
 
 
 async def test_other_refusals_are_problems_too(optimizer: Installation) -> None:
-    path = "/v1/optimize/carbon-bound"
+    path = POOLS
     answer = await optimizer.call("POST", path, content=b"{", headers={"content-type": "application/json"})
     assert problem_of(answer).code == "body_not_json"
     assert problem_of(await optimizer.http.get("/v1/optimize")).code == "unauthenticated"
     async with httpx.AsyncClient(base_url=optimizer.stack.urls["optimizer"]) as stranger:
-        assert problem_of(await stranger.post(path, json=a_bound())).code == "unauthenticated"
-    for missing in ("solve_00000000000000000000000000", "%00", "carbon-bound"):
+        assert problem_of(await stranger.post(path, json=a_plan())).code == "unauthenticated"
+    for missing in ("solve_00000000000000000000000000", "%00", "pools"):
         assert problem_of(await optimizer.call("GET", f"/v1/optimize/{missing}")).status == 404
-    answer = await optimizer.submit(a_bound(), headers={"Idempotency-Key": "x" * 300})
+    answer = await optimizer.submit(a_plan(), headers={"Idempotency-Key": "x" * 300})
     assert problem_of(answer).errors[0].pointer == "#Idempotency-Key"
 
 
@@ -316,3 +267,14 @@ async def test_an_allocation_is_solved_once_and_refused(optimizer: Installation)
     answer = await optimizer.submit({**body, "idle_w": {}}, path=path)
     assert answer.status_code == 422
     assert "idle_w needs the power of a free GPU of model gpu" in answer.text
+
+
+async def test_a_solve_of_a_kind_that_is_gone_is_listed_and_cannot_be_read(optimizer: Installation) -> None:
+    solve_id = await optimizer.accepted(a_plan(6, 6), tenant="former")
+    await optimizer.ended(solve_id, tenant="former")
+    async with optimizer.database() as connection:
+        await connection.execute("UPDATE solves SET kind = 'carbon-bound' WHERE id = $1", solve_id)
+    listed = (await optimizer.call("GET", "/v1/optimize", tenant="former")).json()["items"]
+    assert [(each["id"], each["kind"]) for each in listed] == [(solve_id, "carbon-bound")]
+    problem = problem_of(await optimizer.call("GET", f"/v1/optimize/{solve_id}", tenant="former"))
+    assert (problem.status, problem.code) == (404, "not_found")

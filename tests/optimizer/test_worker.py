@@ -22,7 +22,7 @@ from optimizer_service.settings import OptimizerSettings
 from optimizer_service.worker import solve_worker
 from services.contracts.background import Draft, WorkProblem
 from services.contracts.identity import Identity, Role
-from services.contracts.optimize import CarbonBoundProblem, CarbonBoundRequest
+from services.contracts.pools import PoolsProblem
 from services.contracts.serving import PLANNER
 from services.core.domain.errors import DomainError
 from services.core.domain.solving import Progress, Report
@@ -32,7 +32,10 @@ from services.kit.background import work_queue
 from services.kit.background.work_queue import Sweeper, WorkQueue
 from services.kit.background.worker import PROGRESS_S
 from services.kit.ids import new_id
-from tests.optimizer.problems import a_bound
+from tests.optimizer.problems import a_plan
+
+OBJECTIVE = 3 * 3_600_000 * 100
+"""Of the plan that is stored by default: three instances for an hour, joules times gCO2/kWh."""
 
 
 class Messages:
@@ -72,20 +75,16 @@ def sweeper(repository: WorkRepository) -> tuple[Sweeper, Messages]:
     return Sweeper("solve", repository, messages, settings), messages  # type: ignore[arg-type]
 
 
-async def stored(repository: WorkRepository, *intensities: float, key_id: str = "key", tenant: str = "acme") -> str:
-    request = CarbonBoundRequest.model_validate(a_bound(*intensities))
-    assert request.intensity is not None
-    problem = CarbonBoundProblem(
-        capacity_gpus=request.capacity_gpus, work=request.work, intensity=request.intensity, idle_power_w=0
-    )
+async def stored(repository: WorkRepository, *qps: float, key_id: str = "key", tenant: str = "acme") -> str:
+    problem = PoolsProblem.model_validate(a_plan(*qps))
     draft = Draft(
         id=new_id("solve"),
         tenant_id=tenant,
         key_id=key_id,
         problem=WorkProblem(
             problem.model_dump(mode="json"),
-            problem.model_dump_json().encode()[-100:] + repr(intensities).encode(),
-            {"kind": "carbon-bound"},
+            problem.model_dump_json().encode()[-100:] + repr(qps).encode(),
+            {"kind": "pools"},
         ),
         idempotency_key=None,
         body_sha256=b"",
@@ -116,8 +115,8 @@ async def held_for(repository: WorkRepository, seconds: float) -> None:
 
 
 def solve_by(monkeypatch: pytest.MonkeyPatch, function: Callable[[Any, Report], Any]) -> None:
-    kind = dataclasses.replace(KINDS["carbon-bound"], solve=function)
-    monkeypatch.setattr(worker_module, "KINDS", MappingProxyType({"carbon-bound": kind}))
+    kind = dataclasses.replace(KINDS["pools"], solve=function)
+    monkeypatch.setattr(worker_module, "KINDS", MappingProxyType({"pools": kind}))
 
 
 async def test_a_message_delivered_twice_is_worked_off_once(database_url: str, repository: WorkRepository) -> None:
@@ -126,7 +125,7 @@ async def test_a_message_delivered_twice_is_worked_off_once(database_url: str, r
     await run(database_url, solve_id)
     row = await repository.find(solve_id, "acme")
     assert row is not None
-    assert (row.state, row.attempts, row.columns["objective"]) == ("succeeded", 1, 400)
+    assert (row.state, row.attempts, row.columns["objective"]) == ("succeeded", 1, OBJECTIVE)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +156,7 @@ async def test_a_claim_is_kept_while_a_solve_takes_its_time_and_noticed_when_los
     database_url: str, repository: WorkRepository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started, may_go_on, was_lost = threading.Event(), threading.Event(), threading.Event()
-    result = KINDS["carbon-bound"].solve
+    result = KINDS["pools"].solve
 
     def slow(problem: Any, report: Report) -> Any:
         started.set()
@@ -213,7 +212,7 @@ async def test_of_one_tenants_work_that_has_ended_only_so_much_is_kept(
         assert await repository.cancel(each, Identity(tenant_id="ops", role=Role.ADMIN, key_id="key"))
 
     async def problem() -> WorkProblem:
-        return WorkProblem({}, b"of its own", {"kind": "carbon-bound"})
+        return WorkProblem({}, b"of its own", {"kind": "pools"})
 
     last, is_new = await queue.submit(caller, None, b"", problem)
     assert is_new
@@ -248,7 +247,7 @@ async def test_progress_is_written_while_it_changes_but_no_oftener_than_once_a_s
     database_url: str, repository: WorkRepository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_end, written_twice, renewals = threading.Event(), threading.Event(), list[Any]()
-    renew, result = WorkRepository.renew, KINDS["carbon-bound"].solve
+    renew, result = WorkRepository.renew, KINDS["pools"].solve
 
     async def counted(self: WorkRepository, work_id: str, claim: str, lease_s: float, **columns: Any) -> bool:
         renewals.append(columns)
@@ -280,7 +279,7 @@ async def test_progress_is_written_while_it_changes_but_no_oftener_than_once_a_s
     assert running.columns["progress"]["doing"].startswith("step")
     assert len(renewals) <= took_s / PROGRESS_S
     ended = await repository.summary(solve_id)
-    assert ended.columns["progress"] == {"share": 1.0, "doing": "done", "best": 400.0}
+    assert ended.columns["progress"] == {"share": 1.0, "doing": "done", "best": OBJECTIVE}
 
 
 async def test_an_abandoned_solve_is_queued_again_until_it_has_cost_too_many_workers(
