@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NoReturn, Self, TypeVar
 
-from pydantic import AliasChoices, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -286,8 +286,6 @@ def variable_of(settings_type: type[SharedSettings], name: str) -> str:
     if field is None:
         return name
     alias = field.validation_alias
-    if isinstance(alias, AliasChoices):
-        alias = alias.choices[0]
     return alias if isinstance(alias, str) else f"{settings_type.model_config.get('env_prefix', '')}{name}".upper()
 
 

@@ -1,31 +1,17 @@
 """Settings of serving, shared by its service and its workers."""
 
-from pydantic import AliasChoices, AliasGenerator, Field
+from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from services.contracts.schema import said
 from services.kit.background.settings import WorkSettings
 from services.kit.settings import SealingSettings
 
-RENAMED = (
-    *("keep_days", "traffic_keep_days", "traffic_sweep_s", "traffic_max_age_s", "plan_interval_s", "plan_lead_s"),
-    *("plan_late_s", "plan_look_s", "plan_retry_s", "instance_look_s", "instance_probe_s"),
-    *("instance_probe_timeout_s", "instance_probes_at_once"),
-)
-"""Settings whose variables began with ``OPTIMIZER_`` until 0.1; those names are still read, after their own."""
-
-
-def _variables(name: str) -> AliasChoices | str:
-    own = f"SERVING_{name.upper()}"
-    return AliasChoices(own, f"OPTIMIZER_{name.upper()}") if name in RENAMED else own
-
 
 class ServingSettings(WorkSettings, SealingSettings):
     """``SERVING_*``, and what all processes share."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="SERVING_", alias_generator=AliasGenerator(validation_alias=_variables)
-    )
+    model_config = SettingsConfigDict(env_prefix="SERVING_")
 
     host: str = "127.0.0.1"
     port: int = Field(default=8090, ge=0, le=65_535)

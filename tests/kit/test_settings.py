@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from pydantic import AliasChoices, Field
+from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from services.kit.settings import SharedSettings, settings_faults, variable_of
@@ -22,7 +22,7 @@ class OvenSettings(SharedSettings):
     heat_s: float = Field(1_800, gt=0)
     racks: tuple[int, int] = (1, 2)
     door: int = Field(8000, ge=0, le=65_535)
-    pause_s: float = Field(1.0, ge=0, validation_alias=AliasChoices("OVEN_PAUSE_S", "OVEN_REST_S"))
+    pause_s: float = Field(1.0, ge=0, validation_alias="OVEN_PAUSE_S")
 
 
 @pytest.mark.parametrize(
