@@ -36,7 +36,7 @@ class Route:
 
     operation: str  #: Its name in the description and in generated clients, such as `submit_job`
     method: str  #: The HTTP method, in capitals
-    path: str  #: Segments in braces match one segment of ``services.kit.edge.matching.SEGMENT``
+    path: str  #: Segments in braces match one segment of ``services.kit.edge.edge.SEGMENT``
     role: Role  #: The lowest role that may call it
     to: Upstream  #: Who answers it
     tag: str  #: The section of the description it belongs to

@@ -23,7 +23,7 @@ from services.kit.celery import leave_process
 from services.kit.ids import new_id
 from services.kit.logging import Log
 from services.kit.repeating import repeat
-from services.learning.training import learn
+from services.learning.length_table import learn
 
 log = Log(__name__)
 

@@ -11,9 +11,8 @@ from services.core.domain.arrays import Floats
 from services.core.domain.carbon import CarbonCurve
 from services.core.domain.signal import Signal, impossible
 from services.simulator.raw import TraceFormatError
-from services.simulator.readers.grids import read_grid
+from services.simulator.readers.grids import NO_UNIT, read_grid, scale_of
 from services.simulator.readers.text import first_lines, header_of, number, open_text
-from services.simulator.readers.units import NO_UNIT, scale_of
 
 TRACES = {"ciso-march": "ciso_march.csv", "ciso-september": "ciso_september.csv", "eso-march": "eso_march.csv"}
 HOUR_S = 3_600.0

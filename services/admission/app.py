@@ -29,7 +29,6 @@ from services.admission.changes import Changes
 from services.admission.exec_sessions import Exec
 from services.admission.figures import show_figures
 from services.admission.first_start import ensure_first_admin_patiently, show_secret
-from services.admission.hints import JobHints
 from services.admission.jobs import Arrays, Jobs
 from services.admission.logs import Logs
 from services.admission.repository.jobs import JobRepository
@@ -54,7 +53,7 @@ from services.kit.disk import DiskWatch
 from services.kit.http import ServiceClient, client_of, new_session
 from services.kit.logging import Log
 from services.kit.problems import as_problem, problem_response, unavailable
-from services.kit.redis import connect
+from services.kit.redis import JobHints, connect
 from services.kit.repeating import repeat
 from services.kit.settings import settings_or_exit
 from services.kit.tasks import end_tasks

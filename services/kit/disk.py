@@ -5,8 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.contracts.codes import ProblemCode
-from services.core.domain.storage import reserve_of
 from services.kit.problems import ProblemError
+
+LARGEST_SHARE = 0.1
+
+
+def reserve_of(total_bytes: int, wanted_bytes: int) -> int:
+    """Return how many bytes of a file system to keep free: the wanted number, but at most a tenth of a small one."""
+    return min(wanted_bytes, int(total_bytes * LARGEST_SHARE))
+
 
 _RECOVERED = 1.25
 RESERVE_FILES = 10_000

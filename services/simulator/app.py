@@ -23,8 +23,7 @@ from services.kit.repeating import repeat
 from services.kit.settings import exit_with, settings_or_exit
 from services.kit.tasks import end_tasks
 from services.simulator import endpoints
-from services.simulator.daily import LOOK_S, DailySavings
-from services.simulator.figures import savings_of
+from services.simulator.daily import LOOK_S, DailySavings, savings_of
 from services.simulator.queue import QUEUE, TASK, simulator_celery
 from services.simulator.repository import SimulationRepository
 from services.simulator.service import Comparisons, SimulatorService

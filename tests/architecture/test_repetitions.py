@@ -53,7 +53,7 @@ LOOPS: dict[str, Pace | Until | Retry] = {
     "services/admission/first_start.py::ensure_first_admin_patiently": Retry(
         "`patience_s`", "`RETRY_EVERY_S`, once per start", "the log, and the supervisor's"
     ),
-    "services/admission/hints.py::JobHints.run": Pace("`_wanted`"),
+    "services/kit/redis.py::JobHints.run": Pace("`_wanted`"),
     "services/admission/logs.py::Logs._pieces": Until("the gang is over or the client leaves: `_is_over`"),
     # --- engines
     "services/engines/kueue/app.py::release": Pace("`_LOOK_S`"),

@@ -20,8 +20,7 @@ import numpy as np
 from optimizer_service.repository.lengths import read_history
 from services.db.database import Database
 from services.db.rows import fetch_rows
-from services.learning.length_table import LengthTable
-from services.learning.training import learn
+from services.learning.length_table import LengthTable, learn
 from services.scheduler.learning.predicting import Predicting
 from services.scheduler.repository.snapshots import SpecRow
 from tests.benchmarks.results import write_result

@@ -16,7 +16,7 @@ from services.contracts.engines import EngineAction, EngineDecision, EngineMode
 from services.core.cycle.plan import Hold, Preempt
 from services.core.domain.ids import JobId
 from services.core.domain.reasons import Reason
-from services.engines.slurm import reasons
+from services.engines.slurm import reading
 from services.engines.slurm.reading import HOLD, SlurmJob, read_jobs
 from services.engines.slurm.settings import SlurmSettings
 from services.engines.slurm.steering import Memory, changes_of, report_of
@@ -135,7 +135,7 @@ SOME = {"QOSMaxGRESPerUser": "its QOS", "MaxGRESPerAccount": "its QOS", "AssocGr
 def test_what_waits_for_something_else_than_gpus_and_its_turn_says_so(reason: str) -> None:
     """Every reason that was ever published has one meaning; a new one blocks, too."""
     blocked = report_of(pending(state_reason=reason), NAME, None, Memory(), SETTINGS, NOW_S).blocked
-    meant = [said for said in reasons.MEANINGS if re.fullmatch(said, reason)]
+    meant = [said for said in reading.MEANINGS if re.fullmatch(said, reason)]
     assert len(meant) == (reason in PUBLISHED - GPUS_ALONE)
     assert (blocked == "") == (reason in GPUS_ALONE)
     assert blocked.partition(": ")[0] == ("" if reason in GPUS_ALONE else reason)

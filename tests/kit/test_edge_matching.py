@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.kit.edge.matching import Matcher
+from services.kit.edge.edge import Matcher
 
 MATCHER = Matcher(
     [

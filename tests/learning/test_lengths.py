@@ -10,8 +10,7 @@ import pytest
 from lab.forest import Forest
 from services.core.domain.errors import DomainError
 from services.core.profiles.recurrence import Runs
-from services.learning.length_table import LengthTable
-from services.learning.training import learn
+from services.learning.length_table import LengthTable, learn
 
 
 def runs(*rows: tuple[int, int, float]) -> Runs:

@@ -33,7 +33,6 @@ from gpu_agent.secrets import InputError
 from gpu_agent.settings import AgentSettings
 from services.admission.budgets import Budgets
 from services.admission.capacity import Capacity, CapacityCache
-from services.admission.hints import JobHints
 from services.admission.jobs import Arrays, Jobs
 from services.admission.repository.jobs import JobRepository
 from services.admission.repository.submissions import SubmissionRepository
@@ -55,6 +54,7 @@ from services.kit import ids
 from services.kit.control_plane import ControlPlane
 from services.kit.disk import DiskWatch
 from services.kit.problems import ProblemError, unavailable
+from services.kit.redis import JobHints
 from services.kit.repeating import repeat
 from services.scheduler import loop as scheduler_loop
 from services.scheduler.loop import Scheduler

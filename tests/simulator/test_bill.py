@@ -12,8 +12,8 @@ import pytest
 from services.core.domain.prices import PriceCurve
 from services.core.domain.units import S_PER_HOUR
 from services.simulator.engine import simulate
-from services.simulator.engine.bill import Bill
 from services.simulator.engine.grid import Grid
+from services.simulator.engine.recorder import Bill
 from services.simulator.raw import TraceFormatError
 from services.simulator.readers.carbon import read_carbon, with_prices
 from services.simulator.workload import ClusterSpec, SitePrices

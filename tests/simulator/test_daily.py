@@ -19,8 +19,7 @@ from services.core.domain.signal import Signal
 from services.db.engine import create_engine
 from services.db.tables import simulations
 from services.kit.problems import ProblemError
-from services.simulator.daily import ATTEMPTS, DailySavings, day_of, request_of, total_of
-from services.simulator.figures import savings_figures
+from services.simulator.daily import ATTEMPTS, DailySavings, day_of, request_of, savings_figures, total_of
 from services.simulator.repository import SimulationRepository
 
 DAY = date(2026, 11, 3)

@@ -5,8 +5,8 @@ two models as array functions; ``fitting`` is the bounded least squares beneath 
 good the fit is; ``boards`` and ``priors`` describe GPU models and families of jobs before the first point; ``profile``
 is what is believed of one job, fitted to its points.
 ``goodput`` is Pollux' model: how fast a training job progresses at each batch size, and the best one.
-``prefix_cache`` is what a server of LLM requests has read before, ``traffic`` predicts the peak rate of each class of
-them, and ``traffic_features`` is what its learners see.
+``prefix_cache`` is what a server of LLM requests has read before; ``traffic`` predicts the peak rate of each class of
+them.
 
 A *control* is what slows a board down to save power: a clock in MHz, or a power limit in W where clocks cannot be set.
 """

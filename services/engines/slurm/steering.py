@@ -18,8 +18,7 @@ from datetime import UTC, datetime
 
 from services.contracts.engines import EngineAction, EngineDecision, EngineJob, EngineMode, EngineShare
 from services.contracts.parallel import MAX_GANG_GPUS
-from services.engines.slurm.reading import HOLD, NICE, NOTE, TAG, TASKS, SlurmJob
-from services.engines.slurm.reasons import waits_for
+from services.engines.slurm.reading import HOLD, NICE, NOTE, TAG, TASKS, SlurmJob, waits_for
 from services.engines.slurm.settings import SlurmSettings
 
 REQUEUE_DELAY_S = 300

@@ -1,8 +1,12 @@
 """Take each request through the same steps: find its route, recognise the caller, count the request, check the role."""
 
+from __future__ import annotations
+
+import re
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
+from urllib.parse import unquote_to_bytes
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -12,10 +16,69 @@ from services.kit import access
 from services.kit.edge.exchange import ClientGoneError, Exchange
 from services.kit.edge.keys import KeyCache
 from services.kit.edge.limits import AddressLimiter, RateLimiter
-from services.kit.edge.matching import Matcher
 from services.kit.identity import forbidden, not_of_a_project
 from services.kit.logging import Log
 from services.kit.problems import ProblemError, as_problem
+
+T = TypeVar("T")
+
+# What a name in a path may consist of: nothing that a service, a database or a log could read in another way.
+SEGMENT = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._~:-]{0,254}")
+
+
+@dataclass(slots=True)
+class _Node(Generic[T]):
+    literals: dict[bytes, _Node[T]] = field(default_factory=dict[bytes, "_Node[T]"])
+    named: _Node[T] | None = None
+    methods: dict[str, T] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Match(Generic[T]):
+    """The operations of a path, and the normalised path."""
+
+    methods: dict[str, T]
+    path: str
+
+
+class Matcher(Generic[T]):
+    """A tree of path segments; a literal segment is tried before a named one."""
+
+    def __init__(self, routes: Iterable[tuple[str, str, T]]) -> None:
+        """Take ``(method, path, value)``; path segments in braces match any ``SEGMENT``."""
+        self._root: _Node[T] = _Node()
+        for method, path, value in routes:
+            node = self._root
+            for segment in path.encode().split(b"/")[1:]:
+                if segment.startswith(b"{"):
+                    node.named = node.named or _Node()
+                    node = node.named
+                else:
+                    node = node.literals.setdefault(segment, _Node())
+            node.methods = node.methods or {}
+            node.methods[method] = value
+
+    def match(self, raw_path: bytes) -> Match[T] | None:
+        """Return the operations of a path as it was sent, still percent-encoded; None if there are none."""
+        if not raw_path.startswith(b"/"):
+            return None
+        segments = raw_path.split(b"/")[1:]
+        if b"%" in raw_path:  # decoded after the split: an encoded slash is part of a name, and no name has one
+            segments = [unquote_to_bytes(segment) for segment in segments]
+        methods = self._find(self._root, segments, 0)
+        return None if methods is None else Match(methods, "/" + b"/".join(segments).decode())
+
+    def _find(self, node: _Node[T], segments: list[bytes], index: int) -> dict[str, T] | None:
+        if index == len(segments):
+            return node.methods
+        segment = segments[index]
+        literal = node.literals.get(segment)
+        if literal and (found := self._find(literal, segments, index + 1)) is not None:
+            return found
+        if node.named and SEGMENT.fullmatch(segment):
+            return self._find(node.named, segments, index + 1)
+        return None
+
 
 log = Log(__name__)
 

@@ -27,7 +27,6 @@ from services.core.domain.units import J_PER_KWH
 from services.core.parallel.iteration import Network
 from services.core.policies.orders.layer import run_under_orders
 from services.core.policies.registry import build_policy, entry_of
-from services.simulator.engine.above import AboveLimit
 from services.simulator.engine.beginning import Beginning
 from services.simulator.engine.behaviour import (
     Behaviours,
@@ -38,7 +37,6 @@ from services.simulator.engine.behaviour import (
     tuned_curves,
     who_tunes,
 )
-from services.simulator.engine.bill import Bill
 from services.simulator.engine.cluster import Nodes
 from services.simulator.engine.controls import Measurements
 from services.simulator.engine.events import (
@@ -59,10 +57,9 @@ from services.simulator.engine.grid import Grid
 from services.simulator.engine.live import FloatRow, IntRow, LiveJobs
 from services.simulator.engine.options import EngineOptions, Foreseeing
 from services.simulator.engine.orders import Orders
-from services.simulator.engine.recorder import Recorder
+from services.simulator.engine.recorder import AboveLimit, Bill, Recorder, TenantTime
 from services.simulator.engine.result import SimulationResult, result_of
 from services.simulator.engine.slices import Slices
-from services.simulator.engine.tenants import TenantTime
 from services.simulator.workload import CarbonTrace, ClusterSpec, Workload
 
 STALLED_S = 60 * 86_400.0

@@ -13,7 +13,7 @@ from services.core.domain.control_curves import ControlCurve
 from services.core.domain.controls import ControlKind
 from services.core.policies.registry import build_policy
 from services.simulator.engine import EngineOptions, SimulationResult
-from services.simulator.engine.above import AboveLimit
+from services.simulator.engine.recorder import AboveLimit
 from services.simulator.engine.simulation import Simulation
 from services.simulator.workload import ANY_MODEL, Behaviour, ClusterSpec, JobProfile, Workload
 from tests.support.workloads import SIZES, a_trace, a_workload

@@ -14,7 +14,7 @@ from services.core.domain.arrays import Floats
 from services.core.domain.errors import DomainError
 from services.core.domain.serving import STEPS_AHEAD
 from services.core.profiles.traffic import DAY_STEPS, LastPeak, SeasonalNaive, Traffic, backtest
-from services.core.profiles.traffic_features import features, levels_qps, ratios
+from services.learning.traffic_boosting import features, levels_qps, ratios
 
 
 def some_traffic(steps: int, seed: int = 3, n_classes: int = 2) -> Traffic:
