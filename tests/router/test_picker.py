@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import grpc.aio
 import pytest
 
 from services.kit.self_signed import new_certificate
+from services.router.picking.picker import OVER
+from services.router.picking.protocol import Said
 from tests.support.gateways import Gateway, GatewayError, a_gateway
 from tests.support.routers import (
     MODEL,
@@ -238,6 +242,30 @@ async def test_a_client_that_leaves_frees_its_place(redis_url: str, tmp_path: Pa
         assert running.router.fleet.servers["one"].held == 0
         server.gate = None
         assert (await gateway.ask(body(), BEARER)).status == 200
+
+
+async def test_a_stream_that_its_gateway_ends_first_ends(redis_url: str, tmp_path: Path) -> None:
+    async with picking(redis_url, tmp_path, "one") as (running, gateway, _):
+        begun, asked = Said(), Said()
+        for name, value in {":method": "POST", ":path": "/v1/chat/completions", **BEARER}.items():
+            begun.request_headers.headers.headers.add(key=name, raw_value=value.encode())
+        asked.request_body.body, asked.request_body.end_of_stream = body(), True
+        for said, code in (
+            ((), grpc.StatusCode.INVALID_ARGUMENT),
+            ((begun,), grpc.StatusCode.CANCELLED),  # before its body, and before the server's answer
+            ((begun, asked), grpc.StatusCode.CANCELLED),
+        ):
+            call = gateway._process()
+            for each in said:
+                await call.write(each)
+            await call.done_writing()
+            async with asyncio.timeout(5):
+                with contextlib.suppress(grpc.aio.AioRpcError):
+                    while await call.read() is not OVER:
+                        pass
+                assert await call.code() is code
+        assert not running.router.gate.in_flight
+        assert running.router.fleet.servers["one"].held == 0
 
 
 async def test_a_router_that_ends_finishes_what_it_picked_and_picks_no_more(redis_url: str, tmp_path: Path) -> None:

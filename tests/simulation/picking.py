@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import grpc
 import httptools
+from grpc.aio import AbortError
 
 from services.router.app import Router
 from services.router.picking import picker
@@ -57,7 +58,11 @@ class _Stream:
 
     async def _process(self, real: Picker) -> None:
         try:
-            await real._process(None, _Context(self))
+            last = await real._process(None, _Context(self))
+            await self.late()
+            self.replies.put_nowait(Reply.FromString(last))
+        except AbortError:
+            pass
         finally:
             self.replies.put_nowait(OVER)
 
@@ -108,10 +113,14 @@ class _Context:
             self._stream.said.put_nowait(OVER)  # also for whoever asks again
         return said
 
-    async def write(self, reply: Any) -> None:
+    async def write(self, reply: bytes) -> None:
         """Reply, as bytes would arrive."""
         await self._stream.late()
-        self._stream.replies.put_nowait(Reply.FromString(reply.SerializeToString()))
+        self._stream.replies.put_nowait(Reply.FromString(reply))
+
+    async def abort(self, _: grpc.StatusCode, why: str) -> None:
+        """End the stream with an error."""
+        raise AbortError(why)
 
 
 class _Answer(asyncio.Protocol):
@@ -288,8 +297,8 @@ async def _knock(simulation: Simulation) -> None:
         said.request_headers.end_of_stream = True
         said.protocol_config.request_body_mode = said.protocol_config.response_body_mode = mode or 0
         stream.said.put_nowait(OVER if mode is None else said)
-        await Picker(handle, None)._process(None, _Context(stream))
-        is_told, is_served = not stream.replies.empty(), bool(reached)
+        await stream._process(Picker(handle, None))
+        is_told, is_served = stream.replies.get_nowait() is not OVER, bool(reached)
         what = f"{mode}: {is_told}, {is_served}"
         is_so = (is_told, is_served) == (mode == ELSEWAY, mode == FULL_DUPLEX)
         simulation.check("a gateway that cannot be served is told", is_so, what)

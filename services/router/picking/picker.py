@@ -44,9 +44,8 @@ class Picker:
     async def start(self, host: str, port: int, tls: Tls) -> int:
         """Listen; return the port. ``OSError`` if that cannot be done, or a file cannot be read."""
         server = grpc.aio.server()
-        process = grpc.stream_stream_rpc_method_handler(
-            self._process, protocol.Said.FromString, protocol.Reply.SerializeToString
-        )
+        # As if it had one reply, the last: gRPC sends that and the end of the stream in one step. Others are written.
+        process = grpc.stream_unary_rpc_method_handler(self._process, protocol.Said.FromString, bytes)
         handlers = grpc.method_handlers_generic_handler(protocol.SERVICE, {protocol.METHOD: process})
         server.add_generic_rpc_handlers((handlers,))
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -68,20 +67,19 @@ class Picker:
         if self._server is not None:
             await self._server.stop(grace_s)
 
-    async def _process(self, _: object, context: Any) -> None:
+    async def _process(self, _: object, context: Any) -> bytes:
         said = await context.read()
-        if said is OVER:
-            return
-        if said.WhichOneof("request") != "request_headers":
+        if said is OVER or said.WhichOneof("request") != "request_headers":
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "A stream begins with the request's headers.")
         if (why := protocol.refuses(said)) is not None:
             log.error("picker.refused", why=why)
-            await context.write(protocol.at_once(500, [(b"content-type", b"text/plain")], why.encode()))
-            return
+            return protocol.at_once(500, [(b"content-type", b"text/plain")], why.encode())
         carried = _Carried(context, said, await self._key())
         await self._app(carried.scope, carried.receive, carried.send)
         await carried.hear_out()
+        last = carried.last
         vars(carried).clear()  # its scope and its connection refer to it: what they hold needs no collection of garbage
+        return last or await context.abort(grpc.StatusCode.CANCELLED, "The gateway ended the stream first.")
 
     async def _key(self) -> bytes | None:
         if self._key_file is None:
@@ -116,7 +114,7 @@ class _Carried:
     def __init__(self, context: Any, said: Any, key: bytes | None) -> None:
         """Take the first message of the stream, and the key that the request counts as if it has none."""
         self._read: Callable[[], Awaitable[Any]] = context.read
-        self._write: Callable[[Any], Awaitable[None]] = context.write
+        self._write: Callable[[bytes], Awaitable[None]] = context.write
         headers = protocol.headers_of(said.request_headers)
         known = dict(headers)
         if key is not None and not OURS & known.keys():
@@ -138,6 +136,7 @@ class _Carried:
         self._start: Message | None = None
         self._content = bytearray()
         self._is_passing = False
+        self.last: bytes | None = None  #: The stream's last reply; None until there is one
 
     async def receive(self) -> Message:
         """Return the next piece of the request's body."""
@@ -160,13 +159,12 @@ class _Carried:
         return name, getattr(said, name)
 
     async def hear_out(self) -> None:
-        """Let a gateway that is handing over an answer notice that it was given another, before its stream ends."""
-        if self._told is None or self._told.complete:
-            return
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(HEARD_OUT_S):
-                while await self._read() is not OVER:
-                    pass
+        """Let a gateway hand over all of an answer before it is given another, with which its stream ends."""
+        if self._told is not None and self._told.status and not self._told.complete:
+            with contextlib.suppress(TimeoutError, UpstreamError):
+                async with asyncio.timeout(HEARD_OUT_S):
+                    while await self._told.piece():
+                        pass
 
     def connection(self, server: Server) -> Connection:
         """Return what stands in for a connection to a server."""
@@ -185,10 +183,8 @@ class _Carried:
         headers: list[Header] = [(name, value) for name, value in lines if name not in _UNSET]
         dropped = OURS & self._sent_by_client - {name for name, _ in headers}
         await self._write(protocol.to_server(server.origin.authority, headers, dropped))
-        for reply in protocol.body_of("request_body", body, is_last=not self._has_request_trailers):
+        for reply in protocol.body_of("request", body, is_last=True, has_trailers=self._has_request_trailers):
             await self._write(reply)
-        if self._has_request_trailers:
-            await self._write(protocol.trailers_of("request_trailers"))
 
     async def send(self, message: Message) -> None:
         """Answer the client, by the gateway."""
@@ -209,16 +205,17 @@ class _Carried:
             return await self._pass(content, more)
         self._content += content
         if not more:
-            await self._write(protocol.at_once(status, headers, bytes(self._content)))
+            self.last = protocol.at_once(status, headers, bytes(self._content))
 
     async def _pass(self, content: bytes, more: bool) -> None:
         if self._told is not None and self._told.complete and self._told.on_over is not None:
             self._told.on_over()  # its client may take a while to read
         has_trailers = not more and self._told is not None and self._told.has_trailers
-        for reply in protocol.body_of("response_body", content, is_last=not more and not has_trailers):
+        replies = protocol.body_of("response", content, is_last=not more, has_trailers=has_trailers)
+        if not more:
+            self.last = replies.pop()
+        for reply in replies:
             await self._write(reply)
-        if has_trailers:
-            await self._write(protocol.trailers_of("response_trailers"))
 
 
 class _GatewayConnection(Connection):

@@ -4,7 +4,7 @@ The messages are made from the published definitions (``ext_proc.binpb``: their 
 that no code is generated.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ def _messages() -> tuple[Any, Any]:
 
 
 Said, Reply = _messages()
-"""What a gateway says (``ProcessingRequest``), and what it is told (``ProcessingResponse``)."""
+"""What a gateway says (``ProcessingRequest``), and what it is told (``ProcessingResponse``), below in bytes."""
 
 
 def headers_of(message: Any) -> list[Header]:
@@ -61,7 +61,7 @@ def refuses(said: Any) -> str | None:
     return "The endpoint picker needs request_body_mode and response_body_mode FULL_DUPLEX_STREAMED."
 
 
-def to_server(authority: bytes, headers: Iterable[Header], dropped: Iterable[bytes]) -> Any:
+def to_server(authority: bytes, headers: Iterable[Header], dropped: Iterable[bytes]) -> bytes:
     """Return the reply that sends a request to a server, with ``headers`` set and others dropped."""
     reply = Reply()
     common = reply.request_headers.response
@@ -69,42 +69,41 @@ def to_server(authority: bytes, headers: Iterable[Header], dropped: Iterable[byt
     common.clear_route_cache = True
     place = reply.dynamic_metadata.fields["envoy.lb"].struct_value.fields[DESTINATION]
     place.string_value = authority.decode("latin-1")
-    return reply
+    return reply.SerializeToString()
 
 
-def answer_begins(status: int, headers: Iterable[Header], dropped: Iterable[bytes]) -> Any:
+def answer_begins(status: int, headers: Iterable[Header], dropped: Iterable[bytes]) -> bytes:
     """Return the reply by which an answer begins with another status and headers than its server gave it."""
     reply = Reply()
     mutation = reply.response_headers.response.header_mutation
     _change(mutation, [(b":status", b"%d" % status), *headers], dropped)
-    return reply
+    return reply.SerializeToString()
 
 
-def body_of(direction: str, content: bytes, *, is_last: bool) -> Iterator[Any]:
-    """Return a body's replies, ``request_body`` or ``response_body``, none longer than a gateway takes."""
-    pieces = [content[at : at + CHUNK_BYTES] for at in range(0, len(content), CHUNK_BYTES)] or [b""]
-    for at, piece in enumerate(pieces):
-        reply = Reply()
-        streamed = getattr(reply, direction).response.body_mutation.streamed_response
-        streamed.body, streamed.end_of_stream = piece, is_last and at == len(pieces) - 1
-        yield reply
+def body_of(way: str, content: bytes, *, is_last: bool, has_trailers: bool = False) -> list[bytes]:
+    """Return the replies to a body, of ``request`` or ``response``, none longer than a gateway takes.
+
+    Trailers, which come after it, are left as they are.
+    """
+    replies = [Reply() for _ in range(0, len(content) or 1, CHUNK_BYTES)]
+    for at, reply in enumerate(replies):
+        streamed = getattr(reply, f"{way}_body").response.body_mutation.streamed_response
+        streamed.body = content[at * CHUNK_BYTES : (at + 1) * CHUNK_BYTES]
+        streamed.end_of_stream = is_last and not has_trailers and reply is replies[-1]
+    if has_trailers:
+        replies.append(Reply())
+        getattr(replies[-1], f"{way}_trailers").SetInParent()
+    return [each.SerializeToString() for each in replies]
 
 
-def trailers_of(direction: str) -> Any:
-    """Return the reply that leaves trailers as they are."""
-    reply = Reply()
-    getattr(reply, direction).SetInParent()
-    return reply
-
-
-def at_once(status: int, headers: Iterable[Header], content: bytes) -> Any:
+def at_once(status: int, headers: Iterable[Header], content: bytes) -> bytes:
     """Return the reply by which the gateway answers the client itself."""
     reply = Reply()
     immediate = reply.immediate_response
     immediate.status.code = status
     _change(immediate.headers, [each for each in headers if each[0] != b"content-length"], ())
     immediate.body = content
-    return reply
+    return reply.SerializeToString()
 
 
 def _change(mutation: Any, headers: Iterable[Header], dropped: Iterable[bytes]) -> None:
