@@ -54,6 +54,7 @@ def loop(given):
             pathlib.Path(made, "step").write_text(str(step))
             ray.train.report({"step": step}, checkpoint=Checkpoint.from_directory(made) if first else None)
         if first:
+            ray.train.get_all_reported_checkpoints()  # until then, two reports may be lost with the controller
             with (folder / "steps").open("a") as file:
                 size = ray.train.get_context().get_world_size()
                 file.write(json.dumps({"step": step, "gpus": size}) + chr(10))
@@ -177,4 +178,5 @@ async def test_an_elastic_job_grows_over_both_nodes_and_shrinks_again_by_the_pol
     assert sizes(found) == [1, 4, 2]
     made = [each["step"] for each in found]
     assert made[0] == 1
-    assert all(abs(after - before - 1) <= unsure for before, after in pairwise(made)), "from its last checkpoint"
+    skipped = [after - before - 1 for before, after in pairwise(made)]
+    assert set(skipped) <= set(range(unsure + 1)), f"not from its last checkpoint: {skipped}"
