@@ -85,7 +85,8 @@ class Engine:
             root = Path(made) / "root"
             packages = "--include=python3,python3-venv,ca-certificates"
             self._run([program, "--variant=minbase", packages, "bookworm", str(root), mirror])
-            for what in ("var/cache/apt/archives", "var/lib/apt/lists", "usr/share/doc", "usr/share/man"):
+            left_out = [f"usr/share/{what}" for what in ("doc", "locale", "man")]  # as Python's own slim images do
+            for what in ("var/cache/apt/archives", "var/lib/apt/lists", *left_out):
                 shutil.rmtree(root / what)
             (root / "usr" / "bin" / "python").symlink_to("python3")
             for configuration in (Path("/etc/pip.conf"), *Path("/etc/xdg/pip").glob("*"), CERTIFICATES):
