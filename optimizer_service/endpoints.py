@@ -1,6 +1,6 @@
 """``/v1/optimize``: HTTP only."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
@@ -17,7 +17,7 @@ router = APIRouter(prefix="/v1/optimize", tags=["optimizer"])
 Service = Annotated[OptimizerService, from_state("optimizer")]
 
 
-def _add_submission(kind: SolveKind[Any, Any, Any]) -> None:
+def _add_submission(kind: SolveKind) -> None:
     async def submit(
         body: kind.request,  # type: ignore[name-defined]  # pyright: ignore[reportInvalidTypeForm]
         caller: Caller,

@@ -1,9 +1,8 @@
 """Every kind of solve. A new kind is a function of its problem, plus one entry here."""
 
-import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from services.contracts.allocation import AllocationProblem, AllocationRequest, AllocationResult
 from services.contracts.codes import ProblemCode
@@ -19,44 +18,32 @@ from services.solving.allocation import given, solve_allocation
 from services.solving.partition import demands_of, solve_partition
 from services.solving.pools import pool_problem, solve_pools
 
-RequestT = TypeVar("RequestT", bound=Message)
-ProblemT = TypeVar("ProblemT", bound=Message)
-ResultT = TypeVar("ResultT", bound=SolveOutcome)
-
 
 @dataclass(frozen=True)
-class SolveKind(Generic[RequestT, ProblemT, ResultT]):
+class SolveKind:
     """One kind of solve: ``POST /v1/optimize/{name}``."""
 
     name: str  #: Its name in the URL and in the table
     summary: str  #: Its summary in the API's description
-    request: type[RequestT]  #: What a caller sends
-    problem: type[ProblemT]  #: What is stored and solved; it contains everything needed
-    result: type[ResultT]  #: What is returned
-    resolve: Callable[[RequestT], Awaitable[ProblemT]]
-    """Makes the problem from a request; raises ``ProblemError`` for one that makes no sense."""
-    solve: Callable[[ProblemT, Report], ResultT]
+    request: type[Message]  #: What a caller sends
+    problem: type[Any]  #: What is stored and solved: the request, with its kind
+    result: type[Any]  #: What is returned
+    check: Callable[[Any], object]  #: Raises ``DomainError`` for a problem that makes no sense
+    solve: Callable[[Any, Report], SolveOutcome]
     """Pure: returns the result of a problem and reports its progress. Equal problems have equal results, time limits
     aside."""
 
-
-def _checked(kind: type[ProblemT], check: Callable[[ProblemT], object]) -> Callable[[Message], Awaitable[ProblemT]]:
-
-    def made(request: Message) -> ProblemT:
-        problem = kind.model_validate(request.model_dump())
+    def problem_of(self, request: Message) -> dict[str, Any]:
+        """Return the problem of a request, as it is stored; ``ProblemError``: 422 for one that makes no sense."""
+        problem = self.problem.model_validate(request.model_dump())
         try:
-            check(problem)
+            self.check(problem)
         except DomainError as error:
             raise ProblemError(422, ProblemCode.INVALID_REQUEST, str(error)) from error
-        return problem
-
-    async def resolve(request: Message) -> ProblemT:
-        return await asyncio.to_thread(made, request)  # a large one takes a second, and others are waiting
-
-    return resolve
+        return problem.model_dump(mode="json")
 
 
-KINDS: Mapping[str, SolveKind[Any, Any, Any]] = {
+KINDS: Mapping[str, SolveKind] = {
     kind.name: kind
     for kind in (
         SolveKind(
@@ -65,7 +52,7 @@ KINDS: Mapping[str, SolveKind[Any, Any, Any]] = {
             request=PoolsRequest,
             problem=PoolsProblem,
             result=PoolsResult,
-            resolve=_checked(PoolsProblem, pool_problem),
+            check=pool_problem,
             solve=solve_pools,
         ),
         SolveKind(
@@ -74,7 +61,7 @@ KINDS: Mapping[str, SolveKind[Any, Any, Any]] = {
             request=PartitionRequest,
             problem=PartitionProblem,
             result=PartitionResult,
-            resolve=_checked(PartitionProblem, lambda problem: checked(*demands_of(problem))),
+            check=lambda problem: checked(*demands_of(problem)),
             solve=solve_partition,
         ),
         SolveKind(
@@ -83,7 +70,7 @@ KINDS: Mapping[str, SolveKind[Any, Any, Any]] = {
             request=AllocationRequest,
             problem=AllocationProblem,
             result=AllocationResult,
-            resolve=_checked(AllocationProblem, given),
+            check=given,
             solve=solve_allocation,
         ),
     )

@@ -1,6 +1,6 @@
 """Use cases: submit, read and cancel solves."""
 
-from typing import Any
+import asyncio
 
 from optimizer_service.kinds import KINDS, SolveKind
 from optimizer_service.repository.lengths import OUTCOME_FIELDS
@@ -13,8 +13,6 @@ from services.contracts.solver import SolveOutcome
 from services.kit.background.work_queue import WorkQueue, sha256
 from services.kit.problems import not_found
 
-AnyKind = SolveKind[Any, Any, Any]
-
 
 class OptimizerService:
     """What callers may do with solves."""
@@ -24,7 +22,7 @@ class OptimizerService:
         self._work_queue, self._plan_work_queue = work_queue, plan_work_queue
 
     async def submit(
-        self, kind: AnyKind, request: Message, caller: Identity, idempotency_key: str | None
+        self, kind: SolveKind, request: Message, caller: Identity, idempotency_key: str | None
     ) -> tuple[SolveSummary, bool]:
         """Accept a solve, and return it with whether it is new; it may already have ended.
 
@@ -36,8 +34,7 @@ class OptimizerService:
         """
 
         async def resolve() -> WorkProblem:
-            problem: Message = await kind.resolve(request)
-            stored = problem.model_dump(mode="json")
+            stored = await asyncio.to_thread(kind.problem_of, request)  # a large one takes a second: others wait
             return WorkProblem(stored, sha256(kind.name, stored), {"kind": kind.name})
 
         body_sha256 = sha256(kind.name, request.model_dump(mode="json"))
