@@ -47,15 +47,11 @@ Address = Annotated[str, StringConstraints(pattern=r"^[!-~]{1,2000}$"), AfterVal
 """An http or https address in ASCII."""
 
 
-def _each_once(events: list[WebhookEvent]) -> list[WebhookEvent]:
-    return sorted(set(events))
-
-
 class WebhookSpec(Message):
     """A new webhook of the caller's tenant."""
 
     url: Address = said("Where messages are posted to: https, and an address that the operator allows.")
-    events: Annotated[list[WebhookEvent], AfterValidator(_each_once)] = said(
+    events: Annotated[list[WebhookEvent], AfterValidator(lambda events: sorted(set(events)))] = said(
         "Which events; `node.lost` for operators and admins only.", min_length=1, max_length=20
     )
     project: Name | None = maybe("Only jobs and budgets of this project; null: all of the tenant.")

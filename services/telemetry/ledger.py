@@ -184,7 +184,9 @@ class Ledger:
                 intensity_kind=intensity.origin.kind,
                 fetched_at=intensity.origin.fetched_at,
                 basis=usage.basis,
-                reported_energy_j=_energy_j(reported[owner]) if owner in reported else None,
+                reported_energy_j=sum(getattr(reported[owner], name) for name in ENERGIES)
+                if owner in reported
+                else None,
             )
             shared = any(holders[device] > 1 for device in usage.devices)
             lines.append(Line(row, gang, usage.progress_done, shared))
@@ -303,10 +305,6 @@ def _from(gang: energy.GangRow | None, interval: EnergyInterval) -> datetime:
 def _idle(usage: Usage, share: float) -> Usage:
     basis = usage.basis or Basis.LIFE
     return part_of(usage, share, allocation_id=None, progress_done=None, until=None, basis=basis)
-
-
-def _energy_j(usage: Usage) -> float:
-    return sum(getattr(usage, name) for name in ENERGIES)
 
 
 def _doubted(lines: Sequence[Line]) -> dict[str, int]:

@@ -120,7 +120,9 @@ def obeyed(
     if asked and not gpus and not {"gpus", "slice"} & set(given):
         said.append("it asks for no number of GPUs that is understood, and gets 1")
     if asked and "upload" not in given:
-        options += [word for each in _FOLDERS if re.search(rf"\b{each}\b", text) for word in _set_to_here(each)]
+        options += [
+            word for each in _FOLDERS if re.search(rf"\b{each}\b", text) for word in ("--env", f"{each}={os.getcwd()}")
+        ]
     if asked and (variables := sorted(set(_VARIABLE.findall(text)) - {word.partition("=")[0] for word in options})):
         instead = " (WATTSHIFT_ARRAY_INDEX is)" if any(each.find("ARRAY") > 0 for each in variables) else ""
         said.append(f"it reads {', '.join(variables)}, not set here{instead}")
@@ -266,7 +268,3 @@ _MEANINGS: dict[str, Callable[[str], list[str] | None]] = {
     **{"--time": _time, "--dependency": _after, "--export": _export, "--mail-type": _notify},
     "--hold": lambda _: ["--hold"],
 }
-
-
-def _set_to_here(variable: str) -> list[str]:
-    return ["--env", f"{variable}={os.getcwd()}"]

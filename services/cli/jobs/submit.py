@@ -257,7 +257,8 @@ def submit(
     sources = LocalSources()
     specs = _specs(context, file or [], command, options, sources)
     gateway = Gateway()
-    typed = context.meta[_TYPED] if len(specs) == 1 and not _is_of_specs(context) else ()
+    is_of_specs = context.params["file"] and _SCRIPT not in context.meta
+    typed = context.meta[_TYPED] if len(specs) == 1 and not is_of_specs else ()
     check_folders(gateway, specs, writes=not read_only, typed=typed, opens=not test_only)
     if test_only:
         check_dependencies(gateway, specs)
@@ -353,10 +354,6 @@ def _in_place(file: Path, options: job_specs.SpecOptions) -> str:
     with suppress(ValueError):
         return str(file.absolute().relative_to(folder.absolute()))
     return str(file if options.git else file.absolute())
-
-
-def _is_of_specs(context: typer.Context) -> bool:
-    return bool(context.params["file"]) and _SCRIPT not in context.meta
 
 
 def signed(spec: JobSpec) -> JobSpec:

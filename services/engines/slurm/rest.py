@@ -177,13 +177,10 @@ class Rest(Commands):
                     body["admin_comment"] = value
                 case "starttime" if later:  # older ones read words, and cannot set the mark that goes with it
                     begin_s = time.time() if value == "now" else datetime.fromisoformat(value + "+00:00").timestamp()
-                    body["begin_time"] = _number(int(begin_s)) if self._version > 39 else int(begin_s)
+                    number = {"set": True, "infinite": False, "number": int(begin_s)}
+                    body["begin_time"] = number if self._version > 39 else int(begin_s)
                 case "gres":
                     body |= {"tres_per_node": f"gres/{value}"} if later else {"gres": value}
                 case _:
                     return None
         return body if self._version else None
-
-
-def _number(value: int) -> dict[str, Any]:
-    return {"set": True, "infinite": False, "number": value}
