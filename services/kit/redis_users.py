@@ -21,7 +21,7 @@ RULES: Mapping[str, str] = {
     "+xadd +xread +xdel +acl|setuser +acl|deluser +acl|users",
     "scheduler": "~wattshift:hints ~wattshift:node:*:commands +xadd +xread +xlen",
     "router": "~wattshift:routers ~wattshift:router-limits ~wattshift:node:*:latency "
-    "+hset +hgetall +hdel +xadd +expire",
+    "+hset +hgetall +hdel +xadd +expire +time",
     "optimizer": _QUEUES,
     "simulator": _QUEUES,
 }

@@ -9,6 +9,7 @@ import pytest
 from services.admission.app import create_app
 from services.admission.settings import AdmissionSettings
 from tests.admission.installation import Admission
+from tests.support.servers import as_service
 from tests.support.services import TOKEN
 
 
@@ -25,6 +26,10 @@ async def admission(
 def admission_on(database_url: str, redis_url: str, folder: Path, **settings: Any) -> Admission:
     """Return admission on these servers; enter it to start it."""
     chosen = AdmissionSettings(
-        database_url=database_url, redis_url=redis_url, service_token=TOKEN, data_dir=folder, **settings
+        database_url=database_url,
+        redis_url=as_service(redis_url, "admission"),
+        service_token=TOKEN,
+        data_dir=folder,
+        **settings,
     )
     return Admission(create_app(chosen), database_url)

@@ -8,11 +8,13 @@ import pytest
 
 from tests.optimizer.installation import installed
 from tests.support.background import Installation
-from tests.support.servers import fresh_database
+from tests.support.servers import as_service, fresh_database
 
 
 @pytest.fixture(scope="module")
 async def optimizer(postgres_url: str, redis_url: str) -> AsyncIterator[Installation]:
     """An installation that nothing in the module kills."""
-    async with installed(DATABASE_URL=fresh_database(postgres_url), REDIS_URL=redis_url) as installation:
+    async with installed(
+        DATABASE_URL=fresh_database(postgres_url), REDIS_URL=as_service(redis_url, "optimizer")
+    ) as installation:
         yield installation

@@ -21,7 +21,7 @@ from services.standalone.doors import Doors
 from tests.router.conftest import Stage
 from tests.support.ports import Ports
 from tests.support.routers import MODEL, OPERATOR, a_key, chat
-from tests.support.servers import ROOT, wait_until
+from tests.support.servers import ROOT, as_service, wait_until
 from tests.support.services import TOKEN
 
 HEADERS = {"authorization": f"Bearer {a_key()}"}
@@ -29,7 +29,11 @@ HEADERS = {"authorization": f"Bearer {a_key()}"}
 
 def environment(stage: Stage, port: int, **settings: str) -> dict[str, str]:
     urls = {f"WATTSHIFT_{name}_URL": stage.plane_url for name in ("ADMISSION", "SERVING", "TELEMETRY")}
-    own = {"REDIS_URL": stage.redis_url, "WATTSHIFT_DATA_DIR": str(stage.folder), "WATTSHIFT_SERVICE_TOKEN": TOKEN}
+    own = {
+        "REDIS_URL": as_service(stage.redis_url, "router"),
+        "WATTSHIFT_DATA_DIR": str(stage.folder),
+        "WATTSHIFT_SERVICE_TOKEN": TOKEN,
+    }
     return {**os.environ, **urls, **own, "ROUTER_PORT": str(port), **settings}
 
 

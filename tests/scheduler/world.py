@@ -22,6 +22,7 @@ from services.scheduler.loop import Scheduler
 from services.scheduler.planning.carbon import CarbonWatch
 from services.scheduler.power.hooks import build_hook
 from services.scheduler.settings import SchedulerSettings
+from tests.support.servers import as_service
 
 TOKEN = "a-token-of-sixteen-and-more"
 
@@ -183,12 +184,14 @@ async def a_world(
         },
     )
     database, redis = await Database.open(database_url), connect(redis_url)
+    own = connect(as_service(redis_url, "scheduler"))
     async with new_session() as session:
         client = ServiceClient(session, "http://127.0.0.1:1", "carbon")
         grid = FixedGrid(Carbon(client), "Z", refresh_s=1e9, window_s=86_400, default_gco2_per_kwh=400)
         note = None if record_dir is None else recording_to(record_dir)
-        scheduler = Scheduler(settings, database, redis, grid, build_hook(settings), note=note)
+        scheduler = Scheduler(settings, database, own, grid, build_hook(settings), note=note)
         yield World(database, redis, scheduler, settings)
     await redis.flushdb()
     await redis.aclose()
+    await own.aclose()
     await database.close()

@@ -21,7 +21,7 @@ from services.db.database import Database
 from services.kit.ids import new_id
 from services.telemetry.app import create_app
 from services.telemetry.settings import TelemetrySettings
-from tests.support.servers import pause_s
+from tests.support.servers import as_service, pause_s
 from tests.support.tokens import headers_for
 
 SERVICE_TOKEN = "service-token-of-the-tests"
@@ -46,7 +46,7 @@ def telemetry_settings(database_url: str, redis_url: str, **values: Any) -> Tele
     """Return settings of a telemetry for tests."""
     return TelemetrySettings(
         database_url=database_url,
-        redis_url=redis_url,
+        redis_url=as_service(redis_url, "telemetry"),
         service_token=SERVICE_TOKEN,
         join_token=JOIN_TOKEN,
         **{"carbon_refresh_s": 0.001, "zone": "Z", **values},

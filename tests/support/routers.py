@@ -38,6 +38,7 @@ from services.kit.heads import Server
 from services.router.app import Router, listen, server_config
 from services.router.settings import RouterSettings
 from tests.gateway.peer import a_peer
+from tests.support.servers import as_service
 from tests.support.services import TOKEN
 
 MODEL = "llama-70b"
@@ -362,7 +363,7 @@ async def a_router(
             "admission_url": plane_url,
             "serving_url": plane_url,
             "telemetry_url": plane_url,
-            "redis_url": redis_url,
+            "redis_url": as_service(redis_url, "router"),
             "data_dir": folder,
             "endpoint_networks": "127.0.0.0/8",
             "table_poll_s": 0.1,

@@ -25,6 +25,7 @@ from redis.asyncio import Redis
 
 from gpu_agent import cgroups
 from gpu_agent.cgroups import Cgroups, Limits
+from services.kit import redis_users
 from services.kit.redis import connect
 from services.standalone import postgres, valkey
 from services.standalone.probes import Address, HttpProbe, PostgresProbe, Probe, ValkeyProbe
@@ -180,6 +181,13 @@ def tcp_valkey(folder: Path, port: int, password: str = "secret") -> Process:
 def tcp_valkey_url(port: int, password: str = "secret") -> str:
     """Return its address, of the user who may do everything."""
     return f"redis://:{password}@127.0.0.1:{port}/0"
+
+
+def as_service(redis_url: str, service: str) -> str:
+    """Return the address as a service has it in production, where it may do what its rules name and nothing else."""
+    if service not in redis_users.RULES:
+        return redis_url
+    return redis_users.with_user(redis_url, service, redis_users.password("secret", service))
 
 
 @contextmanager

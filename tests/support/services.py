@@ -12,7 +12,7 @@ from services.standalone.probes import HttpProbe
 from services.standalone.process import Process
 from tests.support.forked import Forked
 from tests.support.ports import Ports
-from tests.support.servers import ROOT, is_ready, wait_until
+from tests.support.servers import ROOT, as_service, is_ready, wait_until
 from tests.support.tokens import TOKEN as TOKEN
 
 PREFIXES = {
@@ -43,10 +43,11 @@ class Services:
             self.urls[prefix] = f"http://127.0.0.1:{port}"
             self.environment |= {f"{prefix}_PORT": str(port), f"WATTSHIFT_{prefix}_URL": self.urls[prefix]}
         port = int(self.environment[f"{prefix}_PORT"])
+        redis_url = as_service(self.environment["REDIS_URL"], prefix.lower())
         return Process(
             name=prefix.lower(),
             command=(sys.executable, "-m", module),
-            environment={**self.environment, **settings},
+            environment={**self.environment, "REDIS_URL": redis_url, **settings},
             folder=ROOT,
             probe=HttpAnswer(port, ready_path),
             address=("127.0.0.1", port),
