@@ -134,19 +134,16 @@ class Door:
         authorization = exchange.headers.get(b"authorization")
         if authorization is None and (given := exchange.headers.get(b"x-api-key")) is not None:
             authorization = b"Bearer " + given
-        key = await self._gate.keys.caller(authorization, exchange.scope)
+        key = await self._gate.caller(exchange, authorization)
         if kind is None:
             if path == "/v1/models" or path.startswith("/v1/models/"):
                 openai.check_method(method, "GET", "HEAD")
-                exchange.extra += self._gate.limiter.take(key.identity.tenant_id, key.limits)
                 return await self._models(exchange, key, path.removeprefix("/v1/models").removeprefix("/"))
             if PATHS.fullmatch(path):
-                exchange.extra += self._gate.limiter.take(key.identity.tenant_id, key.limits)
                 with self._gate.at_once.one_more(key.identity.tenant_id):
                     return await self._batches.handle(exchange, key.identity)
             raise DoorError(404, "unknown_url", f"There is no {path}.")
         openai.check_method(method, "POST")
-        exchange.extra += self._gate.limiter.take(key.identity.tenant_id, key.limits)
         exchange.extra += self._gate.rules.admit(key)
         if not key.identity.role.may(method, Role.USER):
             raise DoorError(403, "forbidden", f"A key with the role {key.identity.role} may not ask for completions.")

@@ -16,6 +16,7 @@ from services.kit.edge.bodies import BodyReader
 from services.kit.edge.exchange import ClientGoneError, Exchange, Header, while_connected
 from services.kit.edge.keys import KeyCache
 from services.kit.edge.limits import ConcurrencyLimiter, RateLimiter
+from services.kit.identity import not_of_a_project
 from services.kit.logging import Log
 from services.kit.problems import ProblemError
 from services.kit.tokens import Incoming, refused
@@ -175,6 +176,19 @@ class Gate:
             self.in_flight -= 1
             if self._is_closing and not self.in_flight:
                 self.is_empty.set()
+
+    async def caller(self, exchange: Exchange, authorization: bytes | None) -> ResolvedKey:
+        """Return whose request it is, and count it.
+
+        Raises:
+            ProblemError: 401 without a valid key, 429 beyond the tenant's rate, 403 for a key that is limited to a
+                project and names no models.
+        """
+        key = await self.keys.caller(authorization, exchange.scope)
+        exchange.extra += self.limiter.take(key.identity.tenant_id, key.limits)
+        if key.identity.project is not None and key.key_limits.models is None:
+            raise not_of_a_project(key.identity.project)
+        return key
 
     async def of_serving(self, exchange: Exchange) -> ResolvedKey:
         """Return the caller on whose behalf serving sends a line of a batch; its rate is not limited here.

@@ -16,6 +16,7 @@ from services.kit.edge.limits import RateLimiter
 from services.router import gate
 from tests.router.conftest import Stage, error_of
 from tests.router.test_spare import CALLER
+from tests.support.app_instances import INFER, an_inference
 from tests.support.routers import MODEL, Running, a_routed_pool, a_routed_server, chat
 from tests.support.tokens import headers_for
 
@@ -53,6 +54,21 @@ async def test_a_key_names_its_own_models_and_aliases_and_sees_no_others(
     assert [row["id"] for row in listed] == [OTHER, "gpt-4o"]
     assert (await router.http.get("/v1/models/gpt-4o")).status_code == 200
     assert (await router.http.get(f"/v1/models/{MODEL}")).status_code == 404
+
+
+@pytest.mark.parametrize("path", ["/v1/models", f"/v1/models/{MODEL}", "/v1/files", "/v1/batches/batch_1"])
+async def test_a_key_that_is_limited_to_a_project_reaches_no_model_unless_it_names_some(
+    stage: Stage, router: Running, limited: Any, path: str
+) -> None:
+    stage.plane.project = "birds"
+    await limited(router)
+    assert error_of(await router.http.get(path)) == (403, "forbidden")
+    assert error_of(await router.ask()) == (403, "forbidden")
+    assert (await router.ask(INFER, json=an_inference())).status_code == 403
+    async with stage.router() as other:
+        await limited(other, models=[MODEL])
+        assert (await other.ask()).status_code == 200
+        assert error_of(await other.ask(json=chat(model=OTHER))) == (404, "model_not_found")
 
 
 async def test_no_fallback_leads_to_a_model_that_the_key_may_not_name(

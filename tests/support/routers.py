@@ -194,6 +194,7 @@ class Plane:
     """Statuses with which the next reports of usage are refused."""
     limits: TenantLimits = field(default_factory=lambda: TenantLimits(requests_per_s=100_000, burst=100_000))
     key_limits: KeyLimits = NO_KEY_LIMITS
+    project: str | None = None
     excess: str | None = None
     traffic: list[tuple[str, TrafficReport]] = field(default_factory=list[tuple[str, TrafficReport]])
     usage: list[UsageReport] = field(default_factory=list[UsageReport])
@@ -252,7 +253,7 @@ class Plane:
             for role in Role:
                 digest = hashlib.sha256(a_key(tenant, role).encode()).hexdigest()
                 if lookup in ({"key_sha256": digest}, {"key_id": f"key_{tenant}"}):
-                    identity = Identity(tenant_id=tenant, role=role, key_id=f"key_{tenant}")
+                    identity = Identity(tenant_id=tenant, role=role, key_id=f"key_{tenant}", project=self.project)
                     found = ResolvedKey(
                         identity=identity, limits=self.limits, key_limits=self.key_limits, excess=self.excess
                     )

@@ -99,8 +99,7 @@ class AppDoor:
             await self._of_the_router(exchange)
             return
         asked = read(exchange.scope, has_idempotency_key=b"idempotency-key" in exchange.headers)
-        key = await self.gate.keys.caller(exchange.headers.get(b"authorization"), exchange.scope)
-        exchange.extra += self.gate.limiter.take(key.identity.tenant_id, key.limits)
+        key = await self.gate.caller(exchange, exchange.headers.get(b"authorization"))
         exchange.extra += self.gate.rules.admit(key)
         if not key.identity.role.may(asked.method, Role.USER):
             raise DoorError(403, "forbidden", f"A key with the role {key.identity.role} may only read.")
