@@ -24,7 +24,7 @@ class GatewaySettings(EdgeSettings):
         "Answer `/emissions/...` and `/locations` without a key: the Carbon Aware API's clients send none.",
         default=False,
     )
-    open_requests_per_s: float = said("Without a key, from one address.", default=5, gt=0)
+    open_requests_per_s: float = said("Without a key, from one address.", default=5, ge=1e-6)
     open_burst: int = said("Without a key, from one address after a pause.", default=20, ge=1)
     session_s: int = said(
         "How long after signing in the dashboard asks again.", default=12 * 3600, ge=60, le=31 * 86_400

@@ -10,10 +10,23 @@ from pydantic import Field, model_validator
 
 from services.contracts.grid import Flex
 from services.contracts.routing import AccuracyPct, ModelName
-from services.contracts.schema import Account, Flag, Instant, Int, Message, Name, Page, Real, Text, is_none, maybe, said
+from services.contracts.schema import (
+    Account,
+    Flag,
+    Instant,
+    Int,
+    Message,
+    Name,
+    Page,
+    Positive,
+    Real,
+    Text,
+    is_none,
+    maybe,
+    said,
+)
 from services.core.domain.canaries import share_at
 
-Weight = Annotated[Real, Field(gt=0, le=1_000_000)]
 REQUEST_ID_HEADER = "x-request-id"
 IDEMPOTENCY_HEADER = "idempotency-key"
 
@@ -88,15 +101,13 @@ class TenantLimits(Message):
         ge=0,
     )
     max_gpus: Int | None = maybe("Maximum number of GPUs held at once; null for no limit.", ge=0)
-    share_weight: Real = said(
+    share_weight: Positive = said(
         "The tenant's weight in sharing the GPUs that are not guaranteed with others, under policies that share "
         "between tenants (`fair+` before a policy's name).",
         default=1.0,
-        gt=0,
-        le=1_000_000,
     )
     flex: Flex | None = maybe("`flex` of jobs that do not name one, percent; null: 25.")
-    requests_per_s: Real = said("Sustained rate of requests at the gateway.", default=2_000, gt=0, le=1_000_000)
+    requests_per_s: Positive = said("Sustained rate of requests at the gateway.", default=2_000)
     burst: Int = said("Requests that the tenant may make at once after a pause.", default=4_000, ge=1, le=1_000_000)
 
 
@@ -123,9 +134,9 @@ class TenantLimitsChange(Message):
     max_active_jobs: Int | None = Field(default=None, ge=0)
     guaranteed_gpus: Int | None = Field(default=None, ge=0)
     max_gpus: Int | None = Field(default=None, ge=0)
-    share_weight: Real | None = Field(default=None, gt=0, le=1_000_000)
+    share_weight: Positive | None = None
     flex: Flex | None = None
-    requests_per_s: Real | None = Field(default=None, gt=0, le=1_000_000)
+    requests_per_s: Positive | None = None
     burst: Int | None = Field(default=None, ge=1, le=1_000_000)
 
     def applied_to(self, limits: TenantLimits) -> TenantLimits:
@@ -185,7 +196,7 @@ class KeyLimits(Message):
     """What a key may do with models, by way of the router; null: not limited."""
 
     models: list[ModelName] | None = maybe("The only models that it may name, besides its aliases.", max_length=1_000)
-    aliases: dict[ModelName, Annotated[dict[ModelName, Weight], Field(min_length=1, max_length=20)]] | None = maybe(
+    aliases: dict[ModelName, Annotated[dict[ModelName, Positive], Field(min_length=1, max_length=20)]] | None = maybe(
         "Names of its own, each with the models that answer and their shares of the requests. They come "
         "before models of the same name.",
         max_length=100,

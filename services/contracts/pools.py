@@ -31,7 +31,7 @@ class ClientRegion(Message):
 
     name: Name
     share: Real = said(
-        "Its part of the requests of every class, in proportion to the others'.", default=1, gt=0, le=1e9
+        "Its part of the requests of every class, in proportion to the others'.", default=1, ge=1e-6, le=1e9
     )
     least_accuracy_pct: AccuracyPct | None = maybe(
         "Only modes that are as accurate, or state no accuracy, serve its requests."

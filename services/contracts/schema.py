@@ -45,6 +45,7 @@ Instant = Annotated[AwareDatetime, AfterValidator(_storable), BeforeValidator(_w
 # Pydantic converts true to 1 and "8" to 8. In a user's request, the wrong type is more likely a mistake.
 Int = Annotated[int, Field(strict=True)]
 Real = Annotated[float, Field(strict=True)]
+Positive = Annotated[Real, Field(ge=1e-6, le=1e6)]  #: What is divided by; below that, an inverse may be infinite
 Flag = Annotated[bool, Field(strict=True)]
 
 

@@ -7,7 +7,7 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 from services.contracts.background import WorkFailure, WorkState
 from services.contracts.grid import LONGEST_S
 from services.contracts.queries import PageQuery
-from services.contracts.schema import Flag, Instant, Int, Message, Name, Page, Real, Text, many, maybe, said
+from services.contracts.schema import Flag, Instant, Int, Message, Name, Page, Positive, Real, Text, many, maybe, said
 
 MAX_POLICIES = 50
 HISTORY = "history"
@@ -116,7 +116,7 @@ class TrainingOptions(Message):
     tenant_guarantees: dict[Word, Annotated[Int, Field(ge=0)]] = said(
         "GPUs that tenants of the trace are guaranteed.", default_factory=dict[str, int], max_length=10_000
     )
-    tenant_weights: dict[Word, Annotated[Real, Field(gt=0, le=1e6)]] = said(
+    tenant_weights: dict[Word, Positive] = said(
         "The weight of each tenant of the trace in sharing the GPUs with others, under policies that "
         "share between tenants (`fair+` before a policy's name); 1 where none is given.",
         default_factory=dict[str, float],

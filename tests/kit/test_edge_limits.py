@@ -1,8 +1,11 @@
 """Rate limits: one bucket per tenant, stated in headers."""
 
-import pytest
+from math import isfinite
 
-from services.contracts.identity import TenantLimits
+import pytest
+from pydantic import ValidationError
+
+from services.contracts.identity import TenantLimits, TenantLimitsChange
 from services.kit.edge.limits import MOST_ADDRESSES, AddressLimiter, ConcurrencyLimiter, RateLimiter
 from services.kit.problems import ProblemError
 
@@ -27,6 +30,22 @@ def _taken(limiter: RateLimiter, limits: TenantLimits, times: int, tenant: str =
             if error.status != 429:
                 raise
     return passed
+
+
+@pytest.mark.parametrize("rate", [5e-324, 1e-320, 1e-300, 1e-9, 1e-6, 1.0, 1e6])
+@pytest.mark.parametrize("contract", [TenantLimits, TenantLimitsChange])
+def test_whatever_rate_a_tenant_may_have_its_requests_can_be_counted(
+    rate: float, contract: type[TenantLimits | TenantLimitsChange]
+) -> None:
+    try:
+        given = contract(requests_per_s=rate, share_weight=rate, burst=1_000_000)
+    except ValidationError:
+        assert rate < 1e-6
+        return
+    limits = given if isinstance(given, TenantLimits) else given.applied_to(TenantLimits())
+    assert isfinite(1 / limits.share_weight)
+    assert _taken(RateLimiter(Clock()), limits.model_copy(update={"burst": 3}), 5) == 3
+    assert _taken(RateLimiter(Clock()), limits, 5) == 5
 
 
 def test_a_burst_then_the_rate() -> None:
