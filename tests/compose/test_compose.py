@@ -279,7 +279,7 @@ def test_two_of_everything_go_on_when_one_of_each_is_killed(
     engine.docker("network", "create", name)
     host = engine.docker("network", "inspect", name, "--format", "{{(index .IPAM.Config 0).Gateway}}")
     ports = Ports()
-    postgres, valkey = ports.take(25_432), ports.take(26_380)
+    postgres, valkey, router = ports.take(25_432), ports.take(26_380), ports.take(28_051)
     first = next(
         port for port in range(28_100, 29_000, 2) if ports.take(port) == port and ports.take(port + 1) == port + 1
     )
@@ -304,6 +304,7 @@ def test_two_of_everything_go_on_when_one_of_each_is_killed(
             "WATTSHIFT_POSTGRES": f"{host}:{postgres}/wattshift?target_session_attrs=read-write",
             "WATTSHIFT_VALKEY": f"{host}:{valkey}/0",
             "WATTSHIFT_PORT": f"{first}-{first + 1}",
+            "WATTSHIFT_ROUTER_PORT": str(router),
         },
     )
     try:
