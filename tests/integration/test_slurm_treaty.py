@@ -1,27 +1,32 @@
-"""A day of two accounts at speed, in a real Slurm: once alone, once steered to greener hours.
+"""A day of two accounts at speed in two real Slurms side by side: one alone, one steered to greener hours.
 
 ``SLURM_DAY_S=3600 ./test --live tests/integration/test_slurm_treaty.py -s`` plays the day in an hour, with 800 jobs; by
-default in two minutes, with 60. The half-life of usage, the greener hours and patience are as short as the day is.
+default in two minutes, with 60. As short as the day are the half-life of usage, the greener hours, patience, the pauses
+between rounds, and the time for which Slurm remembers jobs. What became of the carbon is compared with the simulated.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import os
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 
+from services.core.domain.carbon import CarbonCurve, Signal
 from services.engines.slurm.commands import Commands
 from services.engines.slurm.reading import SlurmJob
 from services.simulator.bundles import rows_of
-from tests.integration.test_slurm_day import jobs_of
+from services.simulator.engine import simulate
+from services.simulator.workload import ANY_MODEL, Behaviour, CarbonTrace, ClusterSpec, JobProfile, Workload
 from tests.support import slurm
 from tests.support.lab import the_lab
 from tests.support.slurm import SlurmLab
@@ -35,13 +40,39 @@ pytestmark = [
     pytest.mark.timeout(10 * float(os.environ.get("SLURM_DAY_S", "120")) + 600),
 ]
 DAY_S = float(os.environ.get("SLURM_DAY_S", "120"))
+SPEED = 86_400 / DAY_S
 JOBS = min(800, round(DAY_S / 2))
 NODES, GPUS = 4, 32
-PATIENCE_S = DAY_S / 3
-"""Eight hours of the day."""
-LOAD = 0.9
+PATIENCE_S = 8 * 3_600 / SPEED
+LOAD = float(os.environ.get("SLURM_DAY_LOAD", "0.7"))
 """What the jobs of the day need, as a share of what there is."""
+LOOK_S = min(max(DAY_S / 3_600, 0.5), 1.0)
 USERS = {"nobody": "ml", "daemon": "bio"}
+REMEMBERED_S = max(300 / SPEED, 30)
+
+
+class Job(NamedTuple):
+    """A job of the day: when it comes, whose it is, how many GPUs it asks for, and how long it takes, seconds."""
+
+    at_s: float
+    user: str
+    gpus: int
+    length_s: float
+
+    @property
+    def limit_min(self) -> int:
+        """Its time limit, which Slurm has in whole minutes."""
+        return math.ceil(self.length_s / 60) + 1
+
+
+class Run(NamedTuple):
+    """A run of a job as accounting has it; UTC seconds."""
+
+    account: str
+    gpus: int
+    submit_s: float
+    start_s: float
+    end_s: float
 
 
 @dataclass
@@ -49,43 +80,80 @@ class Day:
     """What became of a day of jobs.
 
     Attributes:
-        idle_gpu_s: GPU seconds that were free while a job that fits there was held by us, by why it was held.
-        held_s: By job, how long it was held for anything but a greener hour.
-        gpu_s: GPU seconds by account, until the day was over.
+        began_s: When it began, UTC seconds.
+        held_s: By job, how long it was held by us for anything but a greener hour.
+        idle_gpu_s: By job, the GPU seconds that were free meanwhile, and into which it fits.
+        idle_for_hours_gpu_s: Those that were free beside jobs that were held for a greener hour.
+        held_for_hours: The jobs that were ever held for a greener hour.
     """
 
-    idle_gpu_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    began_s: float
     held_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    gpu_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    intensities: list[float] = field(default_factory=list)
-    pauses_s: list[float] = field(default_factory=list)
+    idle_gpu_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    idle_for_hours_gpu_s: float = 0.0
+    held_for_hours: set[str] = field(default_factory=set)
+    runs: list[Run] = field(default_factory=list)
+
+    def share(self, account: str) -> float:
+        """Return an account's share of the GPU time until the day was over."""
+        spent = defaultdict[str, float](float)
+        for run in self.runs:
+            spent[run.account] += run.gpus * max(min(run.end_s, self.began_s + DAY_S) - run.start_s, 0)
+        return spent[account] / sum(spent.values())
+
+    def intensity(self) -> float:
+        """Return the grid's mean intensity over the GPU time of all runs, gCO2/kWh."""
+        return intensity_of([(run.start_s - self.began_s, run.end_s - self.began_s, run.gpus) for run in self.runs])
+
+    def intensity_at_starts(self) -> float:
+        """Return the grid's mean intensity when jobs began, gCO2/kWh."""
+        times_s, values = grid_of(self.began_s, DAY_S / 24)
+        return float(np.mean([values[max(np.searchsorted(times_s, run.start_s) - 1, 0)] for run in self.runs]))
+
+    def mean_wait_s(self) -> float:
+        """Return the mean time from submission to start, seconds."""
+        return float(np.mean([run.start_s - run.submit_s for run in self.runs]))
 
 
 @pytest.fixture
-def lab() -> Iterator[SlurmLab]:
-    """A Slurm with accounts, whose memory of usage is as long as the day."""
+def labs() -> Iterator[list[SlurmLab]]:
+    """Two Slurms with accounts, whose memory of usage is as long as the day."""
     half_life = f"0-00:{max(round(DAY_S / 60), 1)}:00" if DAY_S < 3_600 else f"0-{round(DAY_S / 3_600)}:00:00"
-    with slurm.a_slurm(NODES, "MinJobAge=36000", accounting=True, half_life=half_life) as made:
-        yield made
+    extra = f"MinJobAge={REMEMBERED_S:.0f}"
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(slurm.a_slurm(NODES, extra, accounting=True, half_life=half_life)) for _ in range(2)]
 
 
 @pytest.fixture
-async def site(lab: SlurmLab, postgres_url: str, redis_url: str, tmp_path: Path) -> AsyncIterator[Site]:
-    async with a_site(lab, postgres_url, redis_url, tmp_path, engine_new_jobs_s=1, round_interval_s=2) as made:
+async def site(labs: list[SlurmLab], postgres_url: str, redis_url: str, tmp_path: Path) -> AsyncIterator[Site]:
+    rounds = {"engine_new_jobs_s": max(5 / SPEED, 0.2), "round_interval_s": max(1_800 / SPEED, 2)}
+    async with a_site(labs[1], postgres_url, redis_url, tmp_path, **rounds) as made:
         yield made
 
 
-def grid_of(began_s: float) -> tuple[list[float], list[float]]:
+def grid_of(began_s: float, hour_s: float) -> tuple[list[float], list[float]]:
     """Return a day of 24 hours that are green at noon, and the night after it."""
-    hours = range(36)
+    hours = range(48)
     return (
-        [began_s + hour * DAY_S / 24 for hour in hours],
+        [began_s + hour * hour_s for hour in hours],
         [300 + 200 * math.cos(2 * math.pi * hour / 24) for hour in hours],
     )
 
 
-def arrivals() -> list[tuple[float, str, int, float]]:
-    """Return when each job comes, whose it is, how many GPUs it asks for, and how long it takes, seconds."""
+def intensity_of(runs: Iterable[tuple[float, float, float]]) -> float:
+    """Return the grid's mean intensity over runs: seconds from the day's beginning to start and end, and GPUs."""
+    times_s, values = map(np.array, grid_of(0, DAY_S / 24))
+    until_s = np.append(times_s[1:], np.inf)
+    spent_s = [
+        gpus * np.clip(np.minimum(end_s, until_s) - np.maximum(start_s, times_s), 0, None)
+        for start_s, end_s, gpus in runs
+        if end_s < math.inf
+    ]
+    return float(np.average(values, weights=np.sum(spent_s, axis=0)))
+
+
+def arrivals() -> list[Job]:
+    """Return the jobs of the day."""
     rows = list(rows_of("green_day.csv"))
     rows = [rows[at * len(rows) // JOBS] for at in range(JOBS)] if len(rows) > JOBS else rows
     gpus = [(1, 2, 4, 8)[at % 4] for at in range(len(rows))]
@@ -93,12 +161,39 @@ def arrivals() -> list[tuple[float, str, int, float]]:
     scale = LOAD * GPUS * DAY_S / float(np.dot(longest, gpus))
     users = ["daemon" if at % 3 == 0 else "nobody" for at in range(len(rows))]
     return [
-        (float(row["arrival_s"]) * DAY_S / 86_400, user, width, max(length * scale, 1.0))
+        Job(float(row["arrival_s"]) / SPEED, user, width, max(length * scale, 1.0))
         for row, user, width, length in zip(rows, users, gpus, longest, strict=True)
     ]
 
 
-async def look(lab: SlurmLab, slurm: Commands, day: Day, before_s: float) -> float:
+def simulated(policy: str, **parameters: float) -> float:
+    """Return the grid's mean intensity over the same day, at its true speed, in simulation."""
+    jobs, times_s = arrivals(), grid_of(0, 3_600)
+    gpus, ones = np.array([job.gpus for job in jobs]), np.ones(len(jobs), dtype=np.int64)
+    behaviour = Behaviour(np.array([1]), np.ones(1), np.full(1, 400.0))
+    workload = Workload(
+        ids=tuple(map(str, range(len(jobs)))),
+        tenants=tuple(USERS[job.user] for job in jobs),
+        submitted_s=np.array([job.at_s * SPEED for job in jobs]),
+        work_s=np.array([job.length_s * SPEED for job in jobs]),
+        requested_gpus=gpus,
+        min_gpus=gpus,
+        max_gpus=gpus,
+        step_gpus=ones,
+        profile=0 * ones,
+        profiles=(JobProfile("sleep", {ANY_MODEL: behaviour}, checkpoint_s=0.0, restart_s=0.0),),
+        predicted_work_s=np.array([60 * job.limit_min * SPEED for job in jobs]),
+        preemptible=ones == 0,
+    )
+    curve = CarbonCurve(np.array(times_s[0]), np.array(times_s[1]), times_s[0][-1] + 3_600)
+    trace = CarbonTrace("Z", Signal.AVERAGE_DIRECT, curve)
+    cluster = ClusterSpec.parse(f"{NODES}x{GPUS // NODES}:H200")
+    columns = simulate(policy, workload, cluster, trace, parameters=parameters).columns
+    assert np.isfinite(columns.ended_s).all()
+    return intensity_of(zip(columns.started_s / SPEED, columns.ended_s / SPEED, gpus, strict=True))
+
+
+async def look(slurm: Commands, day: Day, before_s: float) -> float:
     """Look at Slurm; add what was idle beside held jobs since ``before_s``. Return when."""
     jobs, _ = await slurm.jobs()
     now_s = time.time()
@@ -107,14 +202,16 @@ async def look(lab: SlurmLab, slurm: Commands, day: Day, before_s: float) -> flo
         for node, held in job.shares.items():
             free[node] -= len(held)
     waiting = [job for job in jobs if job.waits and job.is_held and job.eligible_s > now_s]
+    day.held_for_hours |= {job.number for job in waiting if is_for_hours(job)}
     left = sum(free.values())
-    for reason, found in (("other", [each for each in waiting if not is_for_hours(each)]), ("greener hours", waiting)):
-        fits = [job for job in found if job.gpus <= max(free.values())]
-        idle = min(left, sum(job.gpus for job in fits if is_for_hours(job) == (reason != "other")))
-        day.idle_gpu_s[reason] += idle * (now_s - before_s)
+    for job in sorted(waiting, key=is_for_hours):
+        idle = min(job.gpus, left) if job.gpus <= max(free.values()) else 0
         left -= idle
-        for job in found if reason == "other" else ():
+        if is_for_hours(job):
+            day.idle_for_hours_gpu_s += idle * (now_s - before_s)
+        else:
             day.held_s[job.number] += now_s - before_s
+            day.idle_gpu_s[job.number] += idle * (now_s - before_s)
     return now_s
 
 
@@ -122,58 +219,72 @@ def is_for_hours(job: SlurmJob) -> bool:
     return "waits:greener_hours" in job.comment
 
 
-async def play(lab: SlurmLab) -> tuple[Day, float]:
-    """Submit the jobs of the day as they come, and wait for the last; return what became of them, and the start."""
-    day, began_s, numbers = Day(), time.time(), list[str]()
+def runs_of(lab: SlurmLab, since_s: float) -> list[Run]:
+    """Return all runs that accounting has."""
+    fields = ("Account", "AllocTRES", "Submit", "Start", "End", "State")
+    wanted = ("-X", "-a", "-D", "-n", "-P", "-S", f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.localtime(since_s))}")
+    found: list[Run] = []
+    for line in lab.run("sacct", *wanted, f"--format={','.join(fields)}").splitlines():
+        account, held, submit_s, start_s, end_s, state = line.split("|")
+        if start_s.isdigit():
+            assert state in ("COMPLETED", "RUNNING"), line
+            gpus = int(held.partition("gres/gpu=")[2].partition(",")[0])
+            found.append(
+                Run(account, gpus, float(submit_s), float(start_s), float(end_s if end_s.isdigit() else "inf"))
+            )
+    return found
+
+
+async def play(lab: SlurmLab, day: Day) -> None:
+    """Submit the jobs of the day as they come, and wait for the last."""
     slurm = Commands(30)
     slurm._environment |= lab.environment | {"TZ": "UTC"}
-    coming = arrivals()
-    seen_s = began_s
-    while True:
-        now_s = time.time()
-        while coming and coming[0][0] <= now_s - began_s:
-            _, user, gpus, length_s = coming.pop(0)
-            minutes = math.ceil(length_s / 60) + 1
-            options = (f"--time={minutes}", "--requeue")
-            numbers.append(await asyncio.to_thread(lab.sbatch, f"sleep {length_s:.1f}", *options, gpus=gpus, user=user))
-        seen_s = await look(lab, slurm, day, seen_s)
-        if not coming and not await asyncio.to_thread(lab.run, "squeue", "-h", "-o", "%i"):
-            break
-        await asyncio.sleep(0.5)
-    known = jobs_of(lab)
-    times_s, values = grid_of(began_s)
-    for number in numbers:
-        job = known[number]
-        assert job["JobState"] == "COMPLETED", job
-        start_s, end_s = float(job["StartTime"]), float(job["EndTime"])
-        gpus = int(job["TRES"].partition("gres/gpu=")[2].partition(",")[0])
-        day.gpu_s[job["Account"]] += gpus * max(min(end_s, began_s + DAY_S) - start_s, 0)
-        day.intensities.append(values[max(np.searchsorted(times_s, start_s) - 1, 0)])
-        day.pauses_s.append(start_s - float(job["SubmitTime"]))
-    return day, began_s
+    coming, seen_s, is_over = arrivals(), day.began_s, False
+    while coming or await asyncio.to_thread(lab.run, "squeue", "-h", "-o", "%i"):
+        while coming and coming[0].at_s <= time.time() - day.began_s:
+            job = coming.pop(0)
+            # A requeued job waits a minute or two in Slurm, however short the day is.
+            options, script = (f"--time={job.limit_min}", "--no-requeue"), f"sleep {job.length_s:.1f}"
+            await asyncio.to_thread(lab.sbatch, script, *options, gpus=job.gpus, user=job.user)
+        seen_s = await look(slurm, day, seen_s)
+        if not is_over and seen_s > day.began_s + DAY_S:
+            is_over = True
+            day.runs = runs_of(lab, day.began_s)
+            print(f"\nWhen the day is over: {figures(day)}", flush=True)
+        await asyncio.sleep(LOOK_S)
+    day.runs = runs_of(lab, day.began_s)
 
 
-async def test_a_day_alone_and_steered(site: Site) -> None:
-    alone, _ = await play(site.lab)
-    site.lab.run("sacctmgr", "-i", "modify", "account", "bio,ml", "set", "rawusage=0")
-    await asyncio.sleep(2)
-    await site.steered(partitions="batch")
-    site.grid.set(*grid_of(time.time()))
-    await site.policy("wait-awhile", window_s=PATIENCE_S)
-    steered, _ = await play(site.lab)
-
-    def share(day: Day) -> str:
-        return f"{day.gpu_s['bio'] / sum(day.gpu_s.values()):.1%} bio"
-
-    other, hours = (steered.idle_gpu_s[name] / 3_600 for name in ("other", "greener hours"))
-    held = list(steered.held_s.values()) or [0.0]
-    print(
-        f"\n{len(alone.intensities)} jobs, a day of {DAY_S:.0f} s, {GPUS * DAY_S / 3_600:.2f} GPU hours.",
-        f"Idle beside jobs of ours that fit: {other:.3f} GPU hours while these waited for a plan,",
-        f"{hours:.3f} for a greener hour. Held for a plan: {len(steered.held_s)} jobs, {np.mean(held):.1f} s each,",
-        f"{max(held):.1f} s at most. GPU time within the day: {share(alone)} alone, {share(steered)} steered.",
-        f"Grid at the start: {np.mean(alone.intensities):.0f} g/kWh alone, {np.mean(steered.intensities):.0f} steered.",
-        f"Mean wait: {np.mean(alone.pauses_s):.0f} s alone, {np.mean(steered.pauses_s):.0f} s steered",
+def figures(day: Day) -> str:
+    """Return what became of a day in words."""
+    kept = sum(gpu_s for job, gpu_s in day.idle_gpu_s.items() if job in day.held_for_hours) / 3_600
+    held = {job: held_s for job, held_s in day.held_s.items() if job not in day.held_for_hours}
+    shares = ", ".join(f"{account} {day.share(account):.2%}" for account in USERS.values())
+    ended = [run for run in day.runs if run.end_s < math.inf]
+    return (
+        f"{len(ended)} jobs have ended; idle beside held jobs that fit, of {GPUS * DAY_S / 3_600:.2f} GPU hours: "
+        f"{sum(day.idle_gpu_s.values()) / 3_600 - kept:.3f} until the plan released these, {kept:.3f} until it held "
+        f"them, {day.idle_for_hours_gpu_s / 3_600:.3f} for a greener hour; {len(held)} jobs held until released, "
+        f"{np.mean(list(held.values()) or [0.0]):.1f} s each, {max(held.values(), default=0.0):.1f} s at most; "
+        f"{len(day.held_for_hours)} held for a greener hour; GPU time within the day: {shares}; "
+        f"grid {day.intensity():.1f} gCO2/kWh, {day.intensity_at_starts():.1f} when jobs began; "
+        f"mean wait {day.mean_wait_s():.1f} s"
     )
-    assert len(steered.intensities) == len(alone.intensities)
-    assert np.mean(steered.intensities) < np.mean(alone.intensities)
+
+
+async def test_a_day_alone_and_steered(labs: list[SlurmLab], site: Site) -> None:
+    await site.steered(partitions="batch")
+    began_s = time.time() + 5
+    site.grid.set(*grid_of(began_s, DAY_S / 24))
+    await site.policy("wait-awhile", window_s=PATIENCE_S)
+    alone, steered = Day(began_s), Day(began_s)
+    await asyncio.gather(play(labs[0], alone), play(site.lab, steered))
+
+    expected = 1 - simulated("wait-awhile", window_s=PATIENCE_S * SPEED) / simulated("fifo")
+    saved = 1 - steered.intensity() / alone.intensity()
+    print(f"\nAlone: {figures(alone)}\nSteered: {figures(steered)}")
+    print(f"Carbon saved: {saved:.2%}, simulated {expected:.2%}; load {os.getloadavg()}", flush=True)
+    assert len(steered.runs) == len(alone.runs) == len(arrivals())
+    assert not alone.idle_gpu_s
+    assert steered.held_for_hours
+    assert steered.intensity_at_starts() < alone.intensity_at_starts()
