@@ -34,6 +34,7 @@ _KINDS = {
         "a finite number": ("finite_number",),
         "true or false": ("bool_type", "bool_parsing"),
         "text": ("string_type",),
+        "text that UTF-8 can hold": ("string_unicode",),
         "a list": ("list_type",),
         "an object with named fields": ("dict_type", "model_type", "model_attributes_type"),
         "an ISO 8601 date and time, such as 2026-03-01T12:00:00Z": (

@@ -121,3 +121,10 @@ def test_what_may_be_a_secret_is_not_repeated_of_other_documents() -> None:
     error = {"type": "string_type", "loc": ("body", "value"), "msg": "", "input": 4_711}
 
     assert validation_problem([error]).detail == "/value: must be text"
+
+
+def test_text_that_no_file_can_hold_is_refused_in_words_that_can_be_printed() -> None:
+    found = problem_of({"name": "a\udcff", "command": ["true"]}).detail
+
+    assert found == r"/name: must be text that UTF-8 can hold, not 'a\udcff'"
+    assert found.encode()
