@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 import services.contracts
 from services.admission.submissions import read_submission
 from services.contracts.invalid import explained, first_error, no_such_zone
-from services.contracts.jobs import SubmissionEntry
+from services.contracts.jobs import JobSpec, SubmissionEntry
 from services.contracts.queries import PageQuery
 from services.kit.problems import ProblemError, validation_problem
 
@@ -124,7 +124,9 @@ def test_what_may_be_a_secret_is_not_repeated_of_other_documents() -> None:
 
 
 def test_text_that_no_file_can_hold_is_refused_in_words_that_can_be_printed() -> None:
-    found = problem_of({"name": "a\udcff", "command": ["true"]}).detail
+    with pytest.raises(ValidationError) as refused:
+        JobSpec.model_validate({"name": "a\udcff", "command": ["true"]})
+    found = explained(refused.value.errors()[0])
 
-    assert found == r"/name: must be text that UTF-8 can hold, not 'a\udcff'"
+    assert found == r"must be text that UTF-8 can hold, not 'a\udcff'"
     assert found.encode()
