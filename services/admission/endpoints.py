@@ -114,6 +114,15 @@ async def withdraw_job(caller: ProjectCaller, job_id: JobId, jobs: TheJobs) -> J
     return await jobs.steer(caller, job_id, Command.WITHDRAW)
 
 
+@router.post("/v1/jobs/{job_id}/give-back", tags=["jobs"], responses=WRONG_STATE)
+async def give_back_job(caller: ProjectCaller, job_id: JobId, jobs: TheJobs) -> Job:
+    """Cancel a job that does not run, or else hold it.
+
+    A home asks until the job is cancelled: then it is stopped, with its grace period, and will not run again.
+    """
+    return await jobs.steer(caller, job_id, Command.GIVE_BACK)
+
+
 @router.post("/v1/jobs/{job_id}/hold", tags=["jobs"], responses=WRONG_STATE)
 async def hold_job(caller: ProjectCaller, job_id: JobId, jobs: TheJobs) -> Job:
     """Hold a job.

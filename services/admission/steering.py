@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from services.contracts.cells import WITHDRAWN
+from services.contracts.cells import GIVEN_BACK, WITHDRAWN
 from services.core.domain.errors import TransitionError
 from services.core.domain.jobs import JobState, check_transition
 
@@ -17,6 +17,7 @@ class Command(StrEnum):
     RELEASE = "release"
     FORGET_CHECKPOINT = "forget-checkpoint"
     WITHDRAW = "withdraw"
+    GIVE_BACK = "give-back"
 
 
 class Decision(NamedTuple):
@@ -50,7 +51,9 @@ def decide(command: Command, job: Steered) -> Decision | None:
     """
     state, cancel_requested = job.state, job.cancel_requested
     match command:
-        case Command.CANCEL | Command.WITHDRAW:
+        case Command.GIVE_BACK if state.holds_gpus:
+            return decide(Command.HOLD, job)
+        case Command.CANCEL | Command.WITHDRAW | Command.GIVE_BACK:
             if command is Command.WITHDRAW and job.generation:
                 raise TransitionError("The job has been started, and is not withdrawn any more.")
             if state is JobState.CANCELLED:
@@ -59,7 +62,7 @@ def decide(command: Command, job: Steered) -> Decision | None:
                 return None if cancel_requested else Decision("job.cancel_requested", {"cancel_requested": True})
             if state.is_final:
                 raise TransitionError(f"The job has {state} and cannot be cancelled any more.")
-            detail = WITHDRAWN if command is Command.WITHDRAW else None
+            detail = {Command.WITHDRAW: WITHDRAWN, Command.GIVE_BACK: GIVEN_BACK}.get(command)
             return _move(state, JobState.CANCELLED, "cancelled", ("ended_at",), expected_start_at=None, detail=detail)
         case Command.HOLD:
             if state is JobState.HELD:

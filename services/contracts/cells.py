@@ -10,7 +10,8 @@ ANY, HOME = "any", "home"
 """Among a job's `cells`: any of them. Among places where a job may wait: the installation that it was submitted to."""
 
 WITHDRAWN = "It was withdrawn before it had started."
-"""The detail of a job that was cancelled so: its home may place it anew."""
+GIVEN_BACK = "It was stopped, and given back to its home."
+"""The details of jobs that were cancelled so: their home may place them anew."""
 
 Url = Annotated[str, StringConstraints(pattern=r"^https?://[^\s/?#@]+(/[^\s?#@]*)?$", max_length=500)]
 

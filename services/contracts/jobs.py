@@ -225,6 +225,11 @@ class JobSpec(Message):
         "where it emits least and ends in time. Its command and image must be at home there.",
         max_length=100,
     )
+    may_move: Flag = said(
+        "Whether the job may be stopped, with its grace period, and go on in another cell that has become cleaner: its "
+        "`checkpoint_dir` is one folder, the same files, in all of its `cells`. It reports its progress.",
+        default=False,
+    )
 
     @property
     def stays_because(self) -> str | None:
@@ -323,6 +328,12 @@ class JobSpec(Message):
             raise ValueError("global_batch must lie between batch.min and batch.max")
         if self.work is not None and self.work.unit == "steps":
             raise ValueError("with batch, work must count samples, tokens or epochs: what a step does changes")
+        return self
+
+    @model_validator(mode="after")
+    def _can_move(self) -> Self:
+        if self.may_move and not (self.cells and self.checkpoint_dir and self.preemptible):
+            raise ValueError("may_move needs cells and a checkpoint_dir, and a job that is preemptible")
         return self
 
     @model_validator(mode="after")

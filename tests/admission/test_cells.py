@@ -22,7 +22,7 @@ from services.admission.cells.placing import EstimateHere, Placing, offer_of
 from services.admission.cells.remote import COPY_LABEL, RemoteJob
 from services.admission.repository.cells import SETTLES_S
 from services.contracts.explanations import StartEstimate
-from services.contracts.jobs import SubmissionEntry
+from services.contracts.jobs import JobSpec, SubmissionEntry
 from services.db.engine import create_engine
 from services.scheduler.repository.snapshots import fixed_quotas
 from tests.admission.conftest import admission_on
@@ -37,8 +37,9 @@ CELL_TENANT = {"tenant_id": "home", "role": "user", "key_id": "key_of_home", "pr
 KEYS = {"user": CELL_TENANT, "admin": {"tenant_id": "default", "role": "admin", "key_id": "key_of_admin"}}
 
 
-def estimate(gco2_per_hour: float, *, suits: bool = True, free: int = 1) -> StartEstimate:
-    now = {"starts_at": "2026-01-01T00:00:00Z", "zone": "SE", "signal": "average_direct", "intensity_gco2_per_kwh": 1}
+def estimate(gco2_per_hour: float, *, suits: bool = True, free: int = 1, intensity: float = 100.0) -> StartEstimate:
+    at = {"starts_at": "2026-01-01T00:00:00Z", "zone": "SE", "signal": "average_direct"}
+    now = {**at, "intensity_gco2_per_kwh": intensity}
     counts = {"gpus": 1, "free_gpus": free, "suitable_gpus": int(suits), "waiting_jobs": 0}
     run = {**now, "carbon_gco2_per_hour": gco2_per_hour}
     return StartEstimate.model_validate(
@@ -52,6 +53,8 @@ class Door:
     def __init__(self, cell: Admission) -> None:
         self.cell = cell
         self.gco2_per_hour = 1.0
+        self.intensity = 1.0
+        self.lacks = ""
         self.is_cut_off = False
         self.loses_answers = False
         self.refuses = ""
@@ -69,13 +72,23 @@ class Door:
         caller: dict[str, Any] = dict(KEYS[request.headers["authorization"].removeprefix("Bearer ")])
         path, body = request.path, await request.text()
         self.asked[f"{request.method} {path}"] += 1
+        if self.lacks and path.endswith(self.lacks):
+            problem = {
+                "type": "t",
+                "title": "t",
+                "status": 404,
+                "code": "not_found",
+                "detail": "There is no such path.",
+            }
+            return web.json_response(problem, status=404)
         if self.fails_at and path.endswith(self.fails_at):
             problem = {"type": "t", "title": "t", "status": 500, "code": "internal", "detail": "An internal error."}
             return web.json_response(problem, status=500)
         if path == "/v1/jobs:estimate":
             waiting = await self.cell.count("jobs", "ended_at IS NULL")
             free = 1 if self.free_gpus is None else max(self.free_gpus - waiting, 0)
-            return web.Response(text=estimate(self.gco2_per_hour, free=free).model_dump_json())
+            offer = estimate(self.gco2_per_hour, free=free, intensity=self.intensity)
+            return web.Response(text=offer.model_dump_json())
         if path.endswith("/footprint"):
             told = {"job_id": "j", "footprint": {}, "zone": "SE", "signal": "average_direct", "pue": 1.5}
             return web.json_response({**told, "intervals": []})
@@ -345,6 +358,98 @@ async def test_a_job_that_waits_moves_and_one_that_was_started_stays(pair: Pair)
     assert [each["state"] for each in await pair.copies()] == ["cancelled", "running"]
     started = await pair.cell.ask("POST", f"/v1/jobs/{(await pair.copies())[1]['id']}/withdraw", caller=CELL_TENANT)
     assert started.status_code == 409
+
+
+USES = """
+INSERT INTO job_footprints (job_id, energy_j, gpu_energy_j, estimated_energy_j, carbon_gco2, gpu_s)
+VALUES ($1, 36e6, 3e7, 0, 5, 36000)
+"""
+MAY_MOVE = {"cells": ["any"], "may_move": True, "checkpoint_dir": "/shared/j", "work": {"total": 100, "unit": "steps"}}
+
+
+async def _running(pair: Pair, spec: dict[str, Any], done: float = 10.0) -> tuple[str, str]:
+    """Return a job that runs in the cell, and has done so much of its work, and its copy."""
+    job_id = await pair.home.submit(spec)
+    await pair.turns()
+    copy = (await pair.copies())[-1]["id"]
+    await pair.cell.start(copy)
+    await pair.cell.database.execute("INSERT INTO reported_work (job_id, done) VALUES ($1, $2)", copy, done)
+    await pair.cell.database.execute(USES, copy)
+    await pair.turns()
+    return job_id, copy
+
+
+async def test_a_job_that_runs_and_may_move_does_where_that_pays_once_it_is_stopped_and_settled(pair: Pair) -> None:
+    await pair.add()
+    moves, copy = await _running(pair, MAY_MOVE)
+    stays, _ = await _running(pair, {**MAY_MOVE, "may_move": False, "name": "stays"})
+    ends, _ = await _running(pair, {**MAY_MOVE, "name": "ends"}, done=99.9)
+    pair.door.intensity = 10.0
+    await pair.turns(3)
+    assert (await pair.job(moves))["state"] == "running", "the rest of it emits less than a tenth more"
+    pair.door.intensity = pair.door.gco2_per_hour = 200.0
+    await pair.turns(3)
+    marked = await pair.cell.database.fetch("SELECT id FROM jobs WHERE hold_requested")
+    assert [row["id"] for row in marked] == [copy]
+    assert (await pair.job(moves))["cell"] == "north", "it may still run there"
+    await pair.cell.end(copy, state="held")
+    await pair.turns(2)
+    assert [each["state"] for each in await pair.copies()] == ["cancelled", "running", "running"]
+    assert ((await pair.job(moves))["cell"], (await pair.job(moves))["state"]) == ("north", "running")
+    await pair.cell.database.execute("UPDATE job_footprints SET energy_j = 37e6 WHERE job_id = $1", copy)
+    since = "jsonb_build_object('ended_at', now() - interval '61 s')"
+    await pair.cell.database.execute("UPDATE jobs SET ended_at = now() - interval '61 s' WHERE id = $1", copy)
+    await pair.home.database.execute(f"UPDATE cell_jobs SET seen = seen || {since} WHERE job_id = $1", moves)
+    await pair.turns(3)
+    job = await pair.job(moves)
+    assert (job["cell"], job["state"], job["footprint"]["energy_j"]) == (None, "queued", 37e6)
+    assert [(await pair.job(each))["cell"] for each in (stays, ends)] == ["north", "north"]
+    pair.door.gco2_per_hour = 1.0
+    await pair.turns(3)
+    assert (await pair.job(moves))["cell"] is None, "one that has come home stays there"
+
+
+async def test_a_job_that_ends_while_it_is_to_move_has_ended(pair: Pair) -> None:
+    await pair.add()
+    job_id, copy = await _running(pair, MAY_MOVE)
+    pair.door.intensity = 200.0
+    await pair.turns(3)
+    await pair.cell.end(copy)
+    await pair.turns(3)
+    assert ((await pair.job(job_id))["state"], (await pair.job(job_id))["cell"]) == ("succeeded", "north")
+
+
+async def test_a_job_that_is_to_move_and_is_cancelled_ends_so(pair: Pair) -> None:
+    await pair.add()
+    job_id, copy = await _running(pair, MAY_MOVE)
+    pair.door.intensity = 200.0
+    await pair.turns(3)
+    await pair.home.ask("POST", f"/v1/jobs/{job_id}/cancel")
+    await pair.cell.end(copy, state="held")
+    await pair.turns(2)
+    await pair.home.database.execute("UPDATE cell_jobs SET seen = '{}'")
+    await pair.cell.database.execute("UPDATE jobs SET ended_at = now() - interval '61 s'")
+    await pair.turns(2)
+    assert (await pair.job(job_id))["state"] == "cancelled"
+
+
+async def test_a_cell_of_an_earlier_release_keeps_what_runs_there(pair: Pair) -> None:
+    await pair.add()
+    job_id, copy = await _running(pair, MAY_MOVE)
+    pair.door.intensity, pair.door.lacks = 200.0, "/give-back"
+    await pair.turns(2)
+    pair.door.intensity = 1.0
+    await pair.turns()
+    assert pair.door.asked[f"POST /v1/jobs/{copy}/give-back"] >= 1
+    handing = await pair.home.database.fetchval("SELECT state FROM cell_jobs WHERE job_id = $1", job_id)
+    assert (handing, (await pair.job(job_id))["state"]) == ("there", "running")
+
+
+@pytest.mark.parametrize("lacks", ["cells", "checkpoint_dir", "preemptible"])
+async def test_what_may_move_says_where_its_checkpoint_is(pair: Pair, lacks: str) -> None:
+    refused = {**MAY_MOVE, lacks: False if lacks == "preemptible" else None}
+    with pytest.raises(ValidationError, match="may_move needs cells"):
+        JobSpec.model_validate({**SPEC, **refused})
 
 
 async def test_a_job_does_not_move_before_its_cell_could_start_it(pair: Pair) -> None:

@@ -72,6 +72,14 @@ def test_a_job_may_share_its_gpu_if_it_says_what_memory_it_needs(run: Run, gatew
         run("submit", "-c", "true", "--may-share-gpu")
 
 
+def test_a_job_may_move_between_cells_if_it_says_where_its_checkpoint_is(run: Run, gateway: Gateway) -> None:
+    spec = submitted(run, gateway, "-c", "true", "--cells", "any", "--may-move", "--checkpoint-dir", "/shared/run")
+
+    assert spec["may_move"]
+    with pytest.raises(CliError, match="may_move needs cells and a checkpoint_dir"):
+        run("submit", "-c", "true", "--may-move")
+
+
 def test_every_option_arrives_in_the_spec(run: Run, gateway: Gateway, tmp_path: Path) -> None:
     (tmp_path / "job.env").write_text("# a comment\nexport A=1\nB='two words'\n\nSEED=7\n")
     (tmp_path / "here").mkdir()

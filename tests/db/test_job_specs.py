@@ -44,6 +44,7 @@ READ = {
     "GPU_NEAR": lambda spec: spec.gpus.near,
     "WORK_TOTAL": lambda spec: spec.work and spec.work.total,
     "PREEMPTIBLE": lambda spec: spec.preemptible,
+    "MAY_MOVE": lambda spec: spec.may_move,
     "MAY_SHARE_GPU": lambda spec: spec.may_share_gpu,
     "FLEX": lambda spec: spec.flex,
     "PRIORITY": lambda spec: spec.priority,

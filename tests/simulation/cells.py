@@ -2,7 +2,8 @@
 
 Admission dies, loses connections and runs twice, while cells refuse, are cut off, answer late or in vain after it took
 effect, take in a submission minutes after nobody waits for its answer any more, and start and end jobs as they like.
-Home is restored from a backup once, when nothing of what it sent before is under way any more.
+Jobs that may move are stopped by cells that are asked to give them back, or
+end first. Home is restored from a backup once, when nothing of what it sent before is under way any more.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -24,10 +25,10 @@ from services.admission.cells.placing import Placing
 from services.admission.cells.remote import COPY_LABEL, HOME_LABEL, RemoteCell, RemoteJob, RemoteSpec
 from services.admission.jobs import Jobs
 from services.admission.steering import Command
-from services.contracts.cells import WITHDRAWN
+from services.contracts.cells import GIVEN_BACK, WITHDRAWN
 from services.contracts.codes import ProblemCode
 from services.contracts.explanations import EmissionEstimate, StartEstimate
-from services.contracts.jobs import JobFootprint
+from services.contracts.jobs import JobFootprint, JobProgress
 from services.core.domain.errors import TransitionError
 from services.core.domain.jobs import GENERATIONS, JobState
 from services.db.engine import create_engine
@@ -60,16 +61,25 @@ class _Copy:
     energy_j: float = 0.0
     ended_at: datetime | None = None
     detail: str | None = None
+    is_to_stop: bool = False
     is_forgotten: bool = False
     """Whether it had ended before home was restored from a backup, which does not know that."""
 
+    @property
+    def is_given_back(self) -> bool:
+        return self.state is S.CANCELLED and self.detail == GIVEN_BACK
+
     def seen(self) -> RemoteJob:
-        footprint = JobFootprint(energy_j=self.energy_j, carbon_gco2=self.energy_j / 10)
+        footprint = JobFootprint(energy_j=self.energy_j, carbon_gco2=self.energy_j / 10, gpu_s=self.energy_j / 100)
+        now = datetime.fromtimestamp(time.time(), UTC)
         return RemoteJob(
             id=self.id,
             spec=RemoteSpec(labels=self.labels),
             state=self.state,
             generation=self.generation,
+            gpus=int(self.state is S.RUNNING),
+            started_at=now - timedelta(minutes=10) if self.generation else None,
+            progress=JobProgress(done=0.1, total=1.0, updated_at=now) if self.generation else None,
             footprint=footprint,
             ended_at=self.ended_at,
             detail=self.detail,
@@ -151,11 +161,15 @@ class _Cell:
                 self._turn(copy)  # it starts at the last moment
             if command == Command.WITHDRAW and copy.generation:
                 raise conflict("It has been started.")
-            if copy.state.is_final and not (copy.state is S.CANCELLED and command in ("cancel", "withdraw")):
+            if copy.state.is_final and not (
+                copy.state is S.CANCELLED and command in ("cancel", "withdraw", "give-back")
+            ):
                 raise conflict(f"It has {copy.state}.")
-            if not copy.state.is_final:
+            if command == Command.GIVE_BACK and copy.state is S.RUNNING:
+                copy.is_to_stop = True
+            elif not copy.state.is_final:
                 copy.become({"hold": S.HELD, "release": S.QUEUED}.get(command, S.CANCELLED))
-                copy.detail = WITHDRAWN if command == Command.WITHDRAW else None
+                copy.detail = {Command.WITHDRAW: WITHDRAWN, Command.GIVE_BACK: GIVEN_BACK}.get(Command(command))
             return copy.seen()
 
         return cast(Any, await self._exchange(work))
@@ -189,14 +203,16 @@ class _Cell:
         draw = self.simulation.choices.below
         if copy.state is S.QUEUED and draw(3 if self.simulation.is_calm else 6) == 1:
             copy.state, copy.generation = S.RUNNING, copy.generation + 1
+        elif copy.state is S.RUNNING and copy.is_to_stop and draw(2):
+            copy.state, copy.is_to_stop = S.HELD, False
         elif copy.state is S.RUNNING:
-            copy.energy_j += 1_000.0
-            way = draw(6)
+            copy.energy_j += 1e6  # so much that what is left pays for a move
+            way = draw(6 if self.simulation.is_calm else 60)
             if way < 2:
                 copy.become((S.SUCCEEDED, S.FAILED)[way])
             elif way == 2 and not self.simulation.is_calm:
                 copy.state = S.QUEUED
-        elif copy.state.is_final and copy.generation and draw(4) == 1 and copy.energy_j < 5_000:
+        elif copy.state.is_final and copy.generation and draw(4) == 1 and copy.energy_j % 1e6 < 4_000:
             copy.energy_j += 10.0  # the last interval arrives after the end
 
 
@@ -214,7 +230,7 @@ def _estimate(simulation: Simulation, *, suits: bool) -> StartEstimate:
         starts_at=now,
         zone="NO",
         signal="average_direct",
-        intensity_gco2_per_kwh=100,
+        intensity_gco2_per_kwh=(100.0, 20.0, 400.0)[draw(3)],
         carbon_gco2_per_hour=(10.0, 50.0, 200.0, 1_000.0)[draw(4)],
     )
     return StartEstimate(
@@ -337,10 +353,10 @@ async def _ask(world: World, job_id: str, command: Command) -> None:
 
 
 def _twice(world: World) -> str | None:
-    """Return a job that was started in two places."""
+    """Return a job that was started in two places, of which none has given it back."""
     started = [*world.at_home]
     copies = (copy for cell in world.cells.values() for copy in cell.copies.values() if not copy.is_forgotten)
-    started += [copy.job_id for copy in copies if copy.generation]
+    started += [copy.job_id for copy in copies if copy.generation and not copy.is_given_back]
     return next((each for each in started if started.count(each) > 1), None)
 
 
@@ -358,12 +374,16 @@ def _check(world: World) -> None:
             if copy.is_forgotten:
                 continue
             check("no copy is left behind", copy.state.is_final, f"{copy}")
-            if copy.generation:
+            if copy.generation and not copy.is_given_back:
                 state, where = rows[copy.job_id][1:]
                 check("a job ends as its copy", (str(state), where) == (copy.state.value, cell.name), f"{copy} {state}")
-                late_j = 10.0 * 500  # what became known after the end was settled is not noted
-                noted = used.get(copy.job_id, 0.0)
-                check("energy is noted once", copy.energy_j - late_j <= noted <= copy.energy_j, f"{copy}: {noted}")
+    copies = [copy for cell in world.cells.values() for copy in cell.copies.values()]
+    for job_id in {copy.job_id for copy in copies if copy.generation and not copy.is_forgotten}:
+        of_job = [copy for copy in copies if copy.job_id == job_id]
+        late_j = 10.0 * 500  # what became known after the end was settled is not noted
+        known_j = sum(copy.energy_j - late_j for copy in of_job if not copy.is_forgotten)
+        most_j, noted = sum(copy.energy_j for copy in of_job), used.get(job_id, 0.0)
+        check("energy is noted once", known_j <= noted <= most_j, f"{of_job}: {noted}")
     for job_id in world.at_home:
         check("a job of ours ends here", not rows[job_id][2], f"{rows[job_id]}")
 
@@ -371,7 +391,8 @@ def _check(world: World) -> None:
 _JOB = """
 INSERT INTO jobs (id, tenant_id, name, project, labels, spec, state, queued_at, cell)
 VALUES ('{id}', 't', 'j', 'default', '{{}}',
-        '{{"name": "j", "command": ["x"], "cells": {cells}, "gpus": {{"min": 1}}}}', 'queued', now(), '')
+        '{{"name": "j", "command": ["x"], "cells": {cells}, "may_move": {may_move}, "checkpoint_dir": "/c",
+          "gpus": {{"min": 1}}}}', 'queued', now(), '')
 """
 
 
@@ -382,7 +403,7 @@ async def _use(world: World) -> None:
         await asyncio.sleep(1.0 * draw(20))
         job_id = new_id("job")
         cells = ('["any"]', '["north"]', '["south", "north"]')[draw(3)]
-        world.database.rows(_JOB.format(id=job_id, cells=cells))
+        world.database.rows(_JOB.format(id=job_id, cells=cells, may_move=("false", "true")[draw(2)]))
         world.made.append(job_id)
         for _ in range(draw(3)):
             await asyncio.sleep(2.0 * draw(15))

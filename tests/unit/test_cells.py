@@ -7,7 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.core.policies.cells import Offer, Terms, emissions, is_in_time, is_worth_a_move, ranked, room_after_s
+from services.core.domain.transfers import Transfer
+from services.core.domain.units import J_PER_KWH, S_PER_HOUR
+from services.core.policies.cells import (
+    HANDED_OVER_S,
+    Offer,
+    Rest,
+    Terms,
+    emissions,
+    for_the_rest,
+    is_in_time,
+    is_worth_a_move,
+    ranked,
+    room_after_s,
+)
 
 NOW_S = 1_000.0
 starts = st.one_of(st.just(math.inf), st.floats(NOW_S, NOW_S + 1e6))
@@ -123,3 +136,46 @@ def test_a_move_pays_or_is_in_time_at_last(offers: list[Offer], terms: Terms, mo
 def test_each_further_move_must_save_twice_as_much(moves: int, pays: bool) -> None:
     here, there = Offer("here", NOW_S, 100, 60), Offer("there", NOW_S, 75, 60)
     assert is_worth_a_move(here, there, Terms(NOW_S), moves) == pays
+
+
+def test_what_is_left_follows_from_what_was_used_for_what_is_done() -> None:
+    assert Rest.of(0.25, 2, 7_200, J_PER_KWH) == Rest(10_800, 3)
+    nothing = [(0.0, 2, 9.0, 9.0), (0.009, 2, 9.0, 9.0), (1.0, 2, 9.0, 9.0), (0.5, 0, 9.0, 9.0), (0.5, 2, 0.0, 9.0)]
+    assert {Rest.of(*each) for each in [*nothing, (0.5, 2, 9.0, 0.0), (math.nan, 2, 9.0, 9.0)]} == {None}
+
+
+@given(
+    st.lists(st.sampled_from("abcde"), min_size=1, max_size=5, unique=True),
+    st.lists(st.tuples(st.floats(0, 1_000), st.one_of(starts, st.just(NOW_S))), min_size=5, max_size=5),
+    st.floats(60, 1e6),
+    st.floats(1e-3, 1e3),
+    st.builds(Transfer, st.floats(0, 1e4), st.floats(0.1, 100), st.floats(0, 1)),
+    st.integers(0, 5),
+)
+def test_a_job_that_runs_moves_only_where_there_is_room_and_the_way_is_paid(
+    names: list[str], found: list[tuple[float, float]], left_s: float, kwh: float, transfer: Transfer, moves: int
+) -> None:
+    here, rest = names[0], Rest(left_s, kwh)
+    said = {name: Offer(name, start_s, 0.0, None, c) for name, (c, start_s) in zip(names, found, strict=False)}
+    offers = {each.cell: each for each in for_the_rest(said.values(), here, rest, NOW_S, transfer)}
+    assert for_the_rest(said.values(), "z", rest, NOW_S, transfer) == []
+    assert emissions(offers.values())[here] == pytest.approx(kwh * said[here].gco2_per_kwh)
+    for there in offers.keys() - {here}:
+        assert said[there].start_s <= NOW_S + HANDED_OVER_S
+        if is_worth_a_move(offers[here], offers[there], Terms(NOW_S), moves):
+            waits_kwh = kwh / left_s * (transfer.seconds + HANDED_OVER_S)
+            saved_g = kwh * (said[here].gco2_per_kwh - said[there].gco2_per_kwh)
+            way_g = transfer.energy_kwh * (said[here].gco2_per_kwh + said[there].gco2_per_kwh) / 2
+            assert saved_g > way_g + waits_kwh * said[there].gco2_per_kwh
+            assert moves <= 3
+
+
+def test_a_move_that_pays_is_one_and_none_is_made_for_little_work() -> None:
+    said = Offer("dirty", math.inf, 0, None, 300), Offer("clean", NOW_S, 0, None, 30)
+
+    def goes(kwh: float) -> bool:
+        offers = for_the_rest(said, "dirty", Rest(10 * S_PER_HOUR, kwh), NOW_S, Transfer())
+        return is_worth_a_move(offers[0], offers[1], Terms(NOW_S), 0)
+
+    assert goes(3.0)
+    assert not goes(0.05)

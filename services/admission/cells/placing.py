@@ -1,4 +1,4 @@
-"""Places jobs in cells, follows them there, and takes back those that wait."""
+"""Places jobs in cells, follows them there, and takes back those that are better elsewhere."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from typing import Any
 
 import orjson
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -15,13 +16,14 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from services.admission.cells.remote import COPY_LABEL, HOME_LABEL, RemoteCell, RemoteJob, UnreadableError, copy_of
 from services.admission.repository.cells import SETTLES_S, CellRepository, CellRow, GivenRow, Room, WaitingRow
 from services.admission.steering import Command
-from services.contracts.cells import ANY, HOME, WITHDRAWN
+from services.contracts.cells import ANY, GIVEN_BACK, HOME, WITHDRAWN
 from services.contracts.codes import ProblemCode
 from services.contracts.explanations import StartEstimate
 from services.contracts.jobs import JobSpec
 from services.core.domain.jobs import GENERATIONS, JobState
 from services.core.domain.reasons import Reason
-from services.core.policies.cells import Offer, Terms, emissions, is_worth_a_move, ranked
+from services.core.domain.transfers import Transfer
+from services.core.policies.cells import Offer, Rest, Terms, emissions, for_the_rest, is_worth_a_move, ranked
 from services.core.profiles.recurrence import job_group
 from services.db.engine import is_connection_error
 from services.kit.ids import utc_now
@@ -37,7 +39,8 @@ PLACED_AT_ONCE = 50  #: Jobs that are read at once for that
 ASKED_AT_ONCE = 10  #: Jobs about which cells are asked at the same time
 MOST_DIGITS = 8  #: Of an attempt's number
 NOTED_EVERY = timedelta(seconds=10)  #: How old it may be when a cell was heard last
-LOOKED_AT_AT_ONCE = 2  #: Waiting jobs about which the cells are asked again in one turn
+LOOKED_AT_AT_ONCE = 2  #: Jobs about which the cells are asked again in one turn
+LONGEST_S = 365 * 86_400.0  #: That a spec may have as its time limit
 FULL = "Its tenant has the GPUs that it may hold at once, here and in all cells."
 
 Connect = Callable[[str, str, bytes], RemoteCell]
@@ -109,7 +112,7 @@ class Placing:
         self._rooms: dict[str, Room] = {}  #: In this turn, by tenant
 
     async def turn(self) -> None:
-        """Follow what cells have, choose places, and look at some jobs that wait again."""
+        """Follow what cells have, choose places, and look at some jobs again."""
         now_s = time.monotonic()
         self._refused = {each: until_s for each, until_s in self._refused.items() if until_s > now_s}
         self._told = {}
@@ -192,9 +195,16 @@ class Placing:
                     async with self._engine.begin() as connection:
                         await CellRepository(connection).turn(row.job_id, row.attempt, "there", "leaving")
                 elif row.handing == "leaving" and copy.generation == 0:
-                    await self._withdraw(cell, row, row.remote_id)
+                    await self._withdraw(cell, row, row.remote_id, Command.WITHDRAW)
                 elif copy.state is JobState.CANCELLED and copy.detail == WITHDRAWN:  # before a restore of this database
                     await self._take_back(cell, row)
+                elif copy.state is JobState.CANCELLED and copy.detail == GIVEN_BACK:
+                    row = await self._priced(cell, row, copy)
+                    async with self._engine.begin() as connection:
+                        detail = f"Cell {cell.row.name} stopped it, and gave it back."
+                        await CellRepository(connection).left(row, copy.model_dump(mode="json"), detail)
+                elif row.handing == "leaving" and row.seen.get("generation") and not copy.state.is_final:
+                    await self._withdraw(cell, row, row.remote_id, Command.GIVE_BACK)
                 else:
                     await self._mirror(cell, row, copy)
         except ProblemError as error:
@@ -274,14 +284,14 @@ class Placing:
                 detail = f"Cell {cell.row.name} refused it: {refusal}"
                 await repository.back(row.job_id, row.attempt, detail, doubt=doubt)
 
-    async def _withdraw(self, cell: Heard, row: GivenRow, remote_id: str) -> None:
-        """Withdraw a copy; take the job back once the cell has said that it never started."""
+    async def _withdraw(self, cell: Heard, row: GivenRow, remote_id: str, command: Command) -> None:
+        """Withdraw a copy, or stop it; take the job back at once if the cell has said that it never started."""
         try:
-            copy = await cell.remote.steer(remote_id, Command.WITHDRAW)
+            copy = await cell.remote.steer(remote_id, command)
         except ProblemError as error:
-            if error.status != 409:
+            if error.status not in (404, 409):
                 raise
-            async with self._engine.begin() as connection:  # it has started, or ended: it stays
+            async with self._engine.begin() as connection:  # it has started, or ended, or the cell is older: it stays
                 await CellRepository(connection).turn(row.job_id, row.attempt, "leaving", "there")
             return
         if copy.state is JobState.CANCELLED and copy.generation == 0:
@@ -303,14 +313,19 @@ class Placing:
         document = copy.model_dump(mode="json")
         if document == row.seen and state is copy.state and not copy.state.is_final:
             return
-        if copy.footprint.energy_j > 0 and not row.zone and (terms := await cell.remote.terms(copy.id)) is not None:
-            async with self._engine.begin() as connection:
-                await CellRepository(connection).terms(row.job_id, *terms)
-            row = row._replace(zone=terms[0])
+        row = await self._priced(cell, row, copy)
         async with self._engine.begin() as connection:
             if row.handing == "leaving":
                 await CellRepository(connection).turn(row.job_id, row.attempt, "leaving", "there")
             await CellRepository(connection).mirror(row, cell.row.name, document)
+
+    async def _priced(self, cell: Heard, row: GivenRow, copy: RemoteJob) -> GivenRow:
+        """Note by which terms a copy's energy is priced, if it is not known yet."""
+        if copy.footprint.energy_j <= 0 or row.zone or (terms := await cell.remote.terms(copy.id)) is None:
+            return row
+        async with self._engine.begin() as connection:
+            await CellRepository(connection).terms(row.job_id, *terms)
+        return row._replace(zone=terms[0])
 
     def _has_room(self, job: Waits) -> bool:
         """Whether a job's tenant may have its GPUs in a cell now, or could never have as many there."""
@@ -402,7 +417,7 @@ class Placing:
         return Told(offer, found.gpus, math.inf if math.isinf(offer.start_s) else found.free_gpus // 2)
 
     async def _look_again(self, cells: Mapping[str, Heard]) -> None:
-        """Ask again about some jobs that wait, and have those move for which it pays."""
+        """Ask again about some jobs that wait, or may move, and have those move for which it pays."""
         if not cells or time.monotonic() < self._next_lap_s:
             return
         async with self._engine.connect() as connection:
@@ -417,7 +432,15 @@ class Placing:
         job, here = Waits.of(row), row.cell or HOME
         if job.spec.stays_because is not None or (here != HOME and here not in cells) or row.waited_s < self._again_s:
             return  # before, it may start where it is, as what is offered there is to one more job
+        rest = None if row.runs is None else rest_of(row.runs)
+        if rest is not None:
+            spec = {**row.spec, "time_limit_s": min(rest.seconds, LONGEST_S)}  # so that forecasts are for as long
+            job = Waits.of(row._replace(spec=spec))
+        elif row.runs is not None:
+            return
         offers, _ = await self._offers(job, cells)
+        if rest is not None:
+            offers = for_the_rest(offers, here, rest, time.time(), Transfer())
         own, terms = next((offer for offer in offers if offer.cell == here), None), terms_of(job)
         if own is not None and row.expected_start_at is not None:
             own = replace(own, start_s=min(own.start_s, row.expected_start_at.timestamp()))
@@ -464,6 +487,14 @@ def may_have(spec: JobSpec, cells: Iterable[str]) -> set[str]:
     return {*cells} if ANY in names else {*cells} & {*names}
 
 
+def rest_of(runs: Mapping[str, Any]) -> Rest | None:
+    """Return what is left of a job that runs in a cell (``WaitingRow.runs``), as far as it says."""
+    done, used = runs.get("progress") or {}, runs["used"]
+    if not done.get("total") or not used["gpu_s"]:
+        return None
+    return Rest.of(done["done"] / done["total"], runs["gpus"], used["gpu_s"], used["energy_j"])
+
+
 def terms_of(job: Waits) -> Terms:
     """Return by when a job is to run."""
     deadline_s = float("inf") if job.spec.deadline is None else job.spec.deadline.timestamp()
@@ -484,7 +515,7 @@ def offer_of(cell: str, found: StartEstimate) -> Offer | None:
         start_s = found.room_at.timestamp()
     elif found.expected_start_at is not None and found.reason != Reason.WAITING_FOR_ROUND:
         start_s = found.expected_start_at.timestamp()
-    return Offer(cell, start_s, run.carbon_gco2_per_hour or 0.0, found.duration_s)
+    return Offer(cell, start_s, run.carbon_gco2_per_hour or 0.0, found.duration_s, run.intensity_gco2_per_kwh)
 
 
 def why(offers: list[Offer]) -> str:

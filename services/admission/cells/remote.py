@@ -83,7 +83,7 @@ def copy_of(spec: Mapping[str, Any], labels: Mapping[str, str], project: str | N
     Args:
         project: The only project of the cell's key, whose name is left out; None: the job's own is kept.
     """
-    left_out = ("cells", "notify", "hold") if project is None else ("cells", "notify", "hold", "project")
+    left_out = {"cells", "may_move", "notify", "hold"} | (set() if project is None else {"project"})
     kept = {name: value for name, value in spec.items() if name not in left_out}
     return {**kept, "labels": {**spec.get("labels", {}), **labels}}
 

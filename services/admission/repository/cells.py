@@ -1,7 +1,7 @@
 """Cells, and the jobs of this installation that they have."""
 
 from collections.abc import Callable, Mapping
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -13,7 +13,7 @@ from services.core.domain.jobs import JobState
 from services.core.domain.reasons import Reason
 from services.db import locks
 from services.db.database import dumps
-from services.db.job_specs import MAX_GPUS
+from services.db.job_specs import MAX_GPUS, MAY_MOVE
 
 DOUBT_S = 600.0
 """Within so long a submission that was not answered has arrived or never will: the gateway's own limits are shorter."""
@@ -59,22 +59,29 @@ _WAITS = """j.generation, j.expected_start_at,
        extract(epoch FROM now() - coalesce(j.queued_at, j.submitted_at))::float8 AS waited_s"""
 
 _WAITING = text(f"""
-SELECT j.id, j.tenant_id, j.spec, j.cell, 0 AS moves, {_WAITS} FROM jobs j
+SELECT j.id, j.tenant_id, j.spec, j.cell, 0 AS moves, {_WAITS}, NULL AS runs FROM jobs j
  WHERE cell = '' AND state = 'queued' AND NOT cancel_requested AND NOT hold_requested AND id > :after
  ORDER BY id LIMIT :limit
 """)
 
-# Jobs that wait, at home or in a cell, were never started and may be elsewhere.
+# Jobs that wait, at home or in a cell, were never started and may be elsewhere; and those that run and may move.
 _ROAMING = text(f"""
 SELECT * FROM (
-    SELECT j.id, j.tenant_id, j.spec, j.cell, coalesce(t.moves, 0) AS moves, {_WAITS}
+    SELECT j.id, j.tenant_id, j.spec, j.cell, coalesce(t.moves, 0) AS moves, {_WAITS}, NULL::jsonb AS runs
       FROM jobs j LEFT JOIN cell_jobs t ON t.job_id = j.id
      WHERE j.cell IS NULL AND j.state = 'queued' AND j.spec ? 'cells' AND j.array_id IS NULL
        AND j.generation = 0 AND j.id > :after
     UNION ALL
-    SELECT j.id, j.tenant_id, j.spec, j.cell, t.moves, {_WAITS}
+    SELECT j.id, j.tenant_id, j.spec, j.cell, t.moves, {_WAITS}, NULL
       FROM cell_jobs t JOIN jobs j ON j.id = t.job_id
      WHERE t.state = 'there' AND j.state = 'queued' AND j.generation = 0 AND j.id > :after
+    UNION ALL
+    SELECT j.id, j.tenant_id, j.spec, j.cell, t.moves, j.generation, NULL,
+           extract(epoch FROM now() - j.started_at)::float8, t.seen || jsonb_build_object('used', (
+               SELECT jsonb_build_object('gpu_s', sum(e.gpu_s), 'energy_j', sum(e.energy_j))
+                 FROM cell_energy e WHERE e.job_id = j.id))
+      FROM cell_jobs t JOIN jobs j ON j.id = t.job_id
+     WHERE t.state = 'there' AND j.state = 'running' AND {MAY_MOVE} AND j.id > :after
 ) found ORDER BY id LIMIT :limit
 """)
 
@@ -145,7 +152,9 @@ _OVER = text("UPDATE cell_jobs SET state = 'over', doubt_until = NULL WHERE job_
 
 _BACK = text("""
 UPDATE jobs SET cell = '', state = :state, reason = :reason, detail = :detail, hold_requested = false,
-       expected_start_at = NULL, queued_at = CASE WHEN :state = 'queued' THEN coalesce(queued_at, now()) END,
+       expected_start_at = NULL,
+       queued_at = CASE WHEN :state = 'queued' AND started_at IS NULL THEN coalesce(queued_at, now())
+                        WHEN :state = 'queued' THEN now() END,
        ended_at = CASE WHEN :state = 'cancelled' THEN now() END
  WHERE id = :job_id
 """)
@@ -230,7 +239,7 @@ class CellRow(NamedTuple):
 
 
 class WaitingRow(NamedTuple):
-    """A job that waits for a place, or in one; ``cell`` is empty before it has one, None at home."""
+    """A job that waits for a place, or is in one; ``cell`` is empty before it has one, None at home."""
 
     id: str
     tenant_id: str
@@ -239,7 +248,8 @@ class WaitingRow(NamedTuple):
     moves: int
     generation: int
     expected_start_at: datetime | None
-    waited_s: float
+    waited_s: float  #: Or, if it runs, since when
+    runs: dict[str, Any] | None  #: If it does, its copy as ``RemoteJob``, and what it has ``used`` in all cells
 
 
 class GivenRow(NamedTuple):
@@ -324,7 +334,7 @@ class CellRepository(Repository):
         return await self._all(_WAITING.bindparams(after=after, limit=limit), lambda row: WaitingRow(**row))
 
     async def roaming(self, after: str, limit: int) -> list[WaitingRow]:
-        """Return jobs that wait somewhere and might wait elsewhere, by id, from behind one."""
+        """Return jobs that are somewhere and might be elsewhere, by id, from behind one."""
         return await self._all(_ROAMING.bindparams(after=after, limit=limit), lambda row: WaitingRow(**row))
 
     async def given(self, cell: str) -> list[GivenRow]:
@@ -473,11 +483,25 @@ class CellRepository(Repository):
             if state != found.state:
                 told = {"state": state.value, "cell": cell, "reason": copy["reason"], "exit_code": copy["exit_code"]}
                 await self.event(given.job_id, f"job.{state}", **told)
-        of_row = {"job_id": given.job_id, "attempt": given.attempt, "ended_at": times["ended_at"]}
+        await self._noted(given, copy, times["ended_at"])
+
+    async def _noted(self, given: GivenRow, copy: Mapping[str, Any], over_at: datetime | None) -> None:
+        of_row = {"job_id": given.job_id, "attempt": given.attempt}
         if given.zone:
             used = {name: float(copy["footprint"][name]) for name in _AMOUNTS}
-            await self._connection.execute(_NOTE_ENERGY, {**of_row, **used})
-        await self._connection.execute(_SEEN, {**of_row, "seen": dumps(copy), "settles_s": SETTLES_S})
+            await self._connection.execute(_NOTE_ENERGY, {**of_row, **used, "ended_at": at(copy["ended_at"])})
+        seen = {"seen": dumps(copy), "ended_at": over_at, "settles_s": SETTLES_S}
+        await self._connection.execute(_SEEN, {**of_row, **seen})
+
+    async def left(self, given: GivenRow, copy: Mapping[str, Any], detail: str) -> None:
+        """Note what a copy used that was given back, and take the job back once its ledger is settled."""
+        found = await self._locked(given.job_id)
+        if found is None or found.attempt != given.attempt or found.handing == "over":
+            return
+        await self._noted(given, copy, None)
+        ended_at = at(copy["ended_at"])
+        if ended_at is None or datetime.now(UTC) > ended_at + timedelta(seconds=SETTLES_S):
+            await self.back(given.job_id, given.attempt, detail)
 
     async def note_stray(self, job_id: str, cell: str, copy: Mapping[str, Any], terms: tuple[str, str, float]) -> None:
         """Note what a copy of a job used that is elsewhere by now, as an attempt of a number that no other has."""

@@ -146,6 +146,9 @@ class SpecOptions:
     cells: Annotated[
         str | None, of_run(metavar="CELLS", help="Other installations that may run it: any, or names and commas.")
     ] = None
+    may_move: Annotated[
+        bool | None, of_run("--may-move", help="It may move between cells while it runs; they share --checkpoint-dir.")
+    ] = None
     grace: Annotated[str | None, of_run(metavar="DURATION", help="From SIGTERM to SIGKILL; 120s by default.")] = None
     max_restarts: Annotated[int | None, of_run(help="How often it is restarted if it fails.")] = None
     restart_after_node_loss: Annotated[bool | None, of_run(help="Whether it runs again if its node is lost.")] = None
@@ -259,7 +262,7 @@ def command_words(text: str) -> list[str]:
 
 _AS_TYPED = (
     *("priority", "max_restarts", "restart_after_node_loss", "preemptible", "may_share_gpu", "flex", "hold", "array"),
-    *("project", "processes", "family"),
+    *("may_move", "project", "processes", "family"),
 )
 _OF_GPUS = ("model", "slice", "zone", "within", "near")
 """Fields of a spec, and of its GPUs, that are as the options of the same name."""

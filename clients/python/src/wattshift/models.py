@@ -872,6 +872,9 @@ class JobSpec:
         service: Set only for instances of pools, which are service instances.
         cells: Cells that may run the job in place of the installation that it is submitted to, by name, or `any`.
             It runs where it emits least and ends in time. Its command and image must be at home there.
+        may_move: Whether the job may be stopped, with its grace period, and go on in another cell that has become
+            cleaner: its `checkpoint_dir` is one folder, the same files, in all of its `cells`. It reports its
+            progress.
     """
 
     name: str
@@ -908,6 +911,7 @@ class JobSpec:
     notify: list[str] | None = None
     service: ServiceTerms | None = None
     cells: list[str] | None = None
+    may_move: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -1738,6 +1742,9 @@ class JobSpecTerms(TypedDict, total=False):
         service: Set only for instances of pools, which are service instances.
         cells: Cells that may run the job in place of the installation that it is submitted to, by name, or `any`.
             It runs where it emits least and ends in time. Its command and image must be at home there.
+        may_move: Whether the job may be stopped, with its grace period, and go on in another cell that has become
+            cleaner: its `checkpoint_dir` is one folder, the same files, in all of its `cells`. It reports its
+            progress.
     """
 
     image: str | None
@@ -1771,6 +1778,7 @@ class JobSpecTerms(TypedDict, total=False):
     notify: list[Literal["started", "ended", "failed"]] | None
     service: ServiceTermsFields | None
     cells: list[str] | None
+    may_move: bool
 
 
 class JobSpecFields(JobSpecTerms, total=False):
