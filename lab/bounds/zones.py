@@ -18,11 +18,13 @@ import numpy as np
 from scipy.optimize import linprog
 from scipy.sparse import coo_matrix, vstack
 
+from services.core.domain.transfers import Transfer
 from services.core.domain.units import J_PER_KWH, S_PER_HOUR
 from services.simulator.engine.grid import Grid
 from services.simulator.engine.live import FloatRow, IntRow
 from services.simulator.engine.simulation import Simulation
 
+LOOKS_S = 900.0  #: How often ``planned_kg`` moves gangs
 Stretch = tuple[int, float, float, float, int]  #: A job's row, begin and end (UTC seconds), watts, GPUs
 
 
@@ -64,6 +66,81 @@ def filled_kg(stretches: Sequence[Stretch], grids: Sequence[Grid], gpus: Sequenc
                 left -= here
             at_s = upto_s
     return total / 1_000.0
+
+
+def planned_kg(stretches: Sequence[Stretch], grids: Sequence[Grid], gpus: Sequence[int], transfer: Transfer) -> float:
+    """Return what a run had emitted, kg, if whole gangs had been moved by one who knows what is left of each.
+
+    A gang starts where what is left of it emits least among the zones with room. Every quarter of an hour those move
+    that save most, to where there is room, each if it saves more than its way, on which it also draws, costs.
+    """
+    parts: dict[int, list[Stretch]] = {}
+    for each in sorted(stretches):
+        parts.setdefault(each[0], []).append(each)
+    after = {row: _left(mine, grids) for row, mine in parts.items()}
+    at = dict.fromkeys(parts, 0)
+    zone: dict[int, int] = {}
+    begins = sorted((begin_s, row) for row, mine in parts.items() for _, begin_s, *_ in mine)
+    first_s, last_s = begins[0][0], max(end_s for _, _, end_s, *_ in stretches)
+    looks = np.arange(first_s, last_s, LOOKS_S).tolist()
+    total, live = 0.0, set[int]()
+
+    def left_g(row: int, to: int, now_s: float) -> float:
+        _, begin_s, end_s, watts, _ = parts[row][at[row]]
+        now = watts * (grids[to].integral(end_s) - grids[to].integral(max(begin_s, now_s))) / J_PER_KWH
+        return now + after[row][at[row] + 1][to]
+
+    def price_g(row: int, to: int, now_s: float) -> float:
+        before, there = grids[zone[row]].at(now_s), grids[to].at(now_s)
+        waits_kwh = parts[row][at[row]][3] * transfer.seconds / J_PER_KWH
+        return transfer.energy_kwh * (before + there) / 2 + waits_kwh * there
+
+    for now_s, begun in sorted([*((at_s, row) for at_s, row in begins), *((at_s, -1) for at_s in looks)]):
+        free = list(gpus)
+        for row in [*live]:
+            while at[row] < len(parts[row]) and parts[row][at[row]][2] <= now_s:
+                at[row] += 1
+            if at[row] == len(parts[row]):
+                live.remove(row)
+            elif row != begun and parts[row][at[row]][1] <= now_s:
+                free[zone[row]] -= parts[row][at[row]][4]
+        if begun >= 0:
+            live.add(begun)
+            n, stays = parts[begun][at[begun]][4], zone.get(begun)
+            if stays is not None and free[stays] >= n:
+                continue
+            fits = [each for each, room in enumerate(free) if room >= n] or [int(np.argmax(free))]
+            goes = min(fits, key=lambda to: left_g(begun, to, now_s))
+            if stays is not None:
+                total += price_g(begun, goes, now_s) + left_g(begun, goes, now_s) - left_g(begun, stays, now_s)
+            else:
+                total += left_g(begun, goes, now_s)
+            zone[begun] = goes
+            continue
+        pays = list[tuple[float, int, int]]()
+        for row in live:
+            for to, grid in enumerate(grids):
+                if grid.at(now_s) < grids[zone[row]].at(now_s):
+                    saved_g = left_g(row, zone[row], now_s) - left_g(row, to, now_s) - price_g(row, to, now_s)
+                    pays += [(-saved_g, row, to)] if saved_g > 0 else []
+        moved = set[int]()
+        for less_g, row, to in sorted(pays):
+            n = parts[row][at[row]][4]
+            if row not in moved and free[to] >= n:
+                free[to] -= n
+                free[zone[row]] += n
+                zone[row], total = to, total + less_g
+                moved.add(row)
+    return total / 1_000.0
+
+
+def _left(mine: Sequence[Stretch], grids: Sequence[Grid]) -> list[list[float]]:
+    """Return what a job emits in each zone from each of its stretches on, and nothing at last, gCO2."""
+    found = [[0.0] * len(grids)]
+    for _, begin_s, end_s, watts, _ in reversed(mine):
+        grams = [watts * (grid.integral(end_s) - grid.integral(begin_s)) / J_PER_KWH for grid in grids]
+        found.append([more + so_far for more, so_far in zip(grams, found[-1], strict=True)])
+    return found[::-1]
 
 
 def least_kg(stretches: Sequence[Stretch], grids: Sequence[Grid], gpus: Sequence[int], move_kwh: float) -> float:

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
-from lab.bounds.zones import filled_kg, least_kg, stretches_of
+from lab.bounds.zones import Stretch, filled_kg, least_kg, planned_kg, stretches_of
 from lab.reproductions.joint_pairs import PAI, Pair, workload_of
 from lab.reproductions.marked import fill
+from services.core.domain.transfers import Transfer
 from services.core.policies.registry import build_policy
 from services.kit.policies import load_policies
 from services.simulator.bundles import BUNDLED_ZONES
@@ -42,6 +44,32 @@ def workloads(data: Path) -> dict[str, tuple[Workload, str]]:
     }
 
 
+@dataclass(frozen=True)
+class Ran:
+    """A run, and when its gangs drew what."""
+
+    result: SimulationResult
+    stretches: list[Stretch]
+    grids: list[Grid]
+    transfer: Transfer
+
+    @cached_property
+    def gpus(self) -> list[int]:
+        return [int(of_zone["gpus"]) for of_zone in self.result.zones.values()]
+
+    @cached_property
+    def least_kg(self) -> float:
+        return least_kg(self.stretches, self.grids, self.gpus, self.transfer.energy_kwh)
+
+    @cached_property
+    def filled_kg(self) -> float:
+        return filled_kg(self.stretches, self.grids, self.gpus)
+
+    @cached_property
+    def planned_kg(self) -> float:
+        return planned_kg(self.stretches, self.grids, self.gpus, self.transfer)
+
+
 def ran(
     policy: str,
     jobs: Workload,
@@ -49,13 +77,14 @@ def ran(
     traces: Sequence[CarbonTrace],
     prepare: Callable[[Simulation], None] = lambda run: None,
     lengths: str | None = None,
-) -> tuple[SimulationResult, float, float]:
-    """Return what came of the jobs in the zones of ``traces``, the least carbon by place in kg, and ``filled_kg``.
+    transfer: Transfer = Transfer(),
+) -> Ran:
+    """Return what came of the jobs in the zones of ``traces``.
 
     Args:
         lengths: Who predicts them; None: nobody for ``joint``.
     """
-    options = EngineOptions(rigid=policy == "las", seed=SEED, power_down_after_s=ASLEEP)
+    options = EngineOptions(rigid=policy == "las", seed=SEED, power_down_after_s=ASLEEP, transfer=transfer)
     of = predicted(lengths or ("none" if policy == "joint" else "perfect"), jobs)
     run = Simulation(build_policy(policy, {}), of, cluster, traces[0], options, elsewhere=traces[1:])
     prepare(run)
@@ -64,8 +93,7 @@ def ran(
     if result.completed != result.jobs:
         raise RuntimeError(f"{policy}: {result.completed} of {result.jobs} jobs ended")
     grids = [Grid(trace, options.history_s, options.horizon_s) for trace in traces]
-    gpus = [int(of_zone["gpus"]) for of_zone in result.zones.values()]
-    return result, least_kg(stretches, grids, gpus, options.transfer.energy_kwh), filled_kg(stretches, grids, gpus)
+    return Ran(result, stretches, grids, transfer)
 
 
 def zones_table(data: Path) -> str:
@@ -78,7 +106,8 @@ def zones_table(data: Path) -> str:
         five = ClusterSpec.parse(",".join(f"{zone}={nodes}" for zone in BUNDLED_ZONES))
         for policy in ("las", "joint"):
             for where, some in (("at home", replace(jobs, zone=home)), ("anywhere", jobs)):
-                result, least, _ = ran(policy, some, five, traces)
+                found = ran(policy, some, five, traces)
+                result, least = found.result, found.least_kg
                 moved = sum(int(of_zone["checkpoints"]) for of_zone in result.zones.values())
                 figures = f"{result.carbon_kg:.1f} | {result.avg_jct_s / 3_600.0:.2f} | {moved}"
                 above = f"{100 * (result.carbon_kg / least - 1):+.0f} %"

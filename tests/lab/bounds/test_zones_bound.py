@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from lab.bounds.zones import Stretch, filled_kg, least_kg, stretches_of
+from lab.bounds.zones import Stretch, filled_kg, least_kg, planned_kg, stretches_of
+from services.core.domain.transfers import Transfer
 from services.core.policies.registry import build_policy
 from services.simulator.engine import EngineOptions
 from services.simulator.engine.grid import Grid
@@ -47,6 +48,18 @@ def test_a_move_is_made_only_where_it_pays(move_kwh: float, grams: float) -> Non
     least = least_kg([a_stretch(0, 2, 1_000.0)], grids([100.0, 600.0], [600.0, 100.0]), [1, 1], move_kwh)
 
     assert least == pytest.approx(grams / 1_000)
+
+
+@pytest.mark.parametrize(("kwh_per_gb", "grams"), [(0.01, 200.0 + 0.1 * 350.0 + 100.0 / 45), (1.0, 700.0)])
+def test_a_gang_is_planned_where_its_rest_emits_least_and_moves_only_where_that_pays(
+    kwh_per_gb: float, grams: float
+) -> None:
+    """As above, but the one move is of a whole gang, which draws while its checkpoint is under way for 80 s."""
+    transfer = Transfer(kwh_per_gb=kwh_per_gb)
+    known = grids([100.0, 600.0], [600.0, 100.0])
+
+    assert planned_kg([a_stretch(0, 2, 1_000.0)], known, [1, 1], transfer) == pytest.approx(grams / 1_000)
+    assert planned_kg([a_stretch(0, 2, 1_000.0)], known, [1, 0], transfer) == pytest.approx(0.7)
 
 
 def test_a_run_is_never_below_its_bound() -> None:
