@@ -3,8 +3,8 @@
 DATA is a folder with ``em_hourly`` (Electricity Maps' hours of 2021 to 2023) and ``forecast_96h`` (a foundation model's
 96-hour forecasts as issued, one at 00:00 UTC of each day). In PAGE, what stands between ``<!-- NAME -->`` and
 ``<!-- end -->`` is made anew for the names errors, regret, rolling, intervals, intervals-chosen,
-lifecycle, chosen, default, generation and marginal; for the last two DATA has ``generation``, hours of 2020 and 2021
-with forecasts of wind and sun, and ``subhourly``, a month of WattTime's marginal intensity.
+lifecycle, chosen, default, generation, first-months and marginal; for the last three DATA has ``generation`` and
+``dayahead_2021h2``, hours with forecasts of wind and sun, and ``subhourly``, a month of WattTime's marginal intensity.
 
 Every forecast of 2023 is made at the hours at which those were issued, from what had been measured until then. The
 model has learned from 2021 and 2022 alone and stays as it is, but for the table ``rolling``, where it is tuned and
@@ -19,7 +19,7 @@ import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +31,7 @@ from services.learning.carbon import (
     BACKTEST_SHARE,
     HORIZON_H,
     Tuned,
+    forecast,
     greenest_regret,
     mean_errors,
     persistence,
@@ -311,8 +312,8 @@ def _by_default(whole: History, now: Ints) -> Floats:
 
 
 GENERATION_ZONES = ("CISO", "PJM", "SE")
-GENERATION_FROM = "2021-07-01"
-"""What came before is learned from; what follows, until the end of 2021, is forecast."""
+GENERATION_FROM, GENERATION_UNTIL = "2021-07-01", "2021-12-31"
+"""What came before is learned from; what follows is forecast. Of wind and sun, the files end a day later."""
 
 
 def generation_table(data: Path) -> str:
@@ -325,7 +326,7 @@ def generation_table(data: Path) -> str:
         past = read_intensities(
             data / "generation" / f"{zone}_generation_2020_2021.csv.gz", Signal.AVERAGE_DIRECT, zone
         )
-        since, until = (float(np.datetime64(day, "s").astype(np.int64)) for day in (GENERATION_FROM, "2022-01-01"))
+        since, until = (float(np.datetime64(day, "s").astype(np.int64)) for day in (GENERATION_FROM, GENERATION_UNTIL))
         errors: list[str] = []
         regrets: list[str] = []
         for expected in (None, past.expected):
@@ -342,6 +343,56 @@ def generation_table(data: Path) -> str:
             regrets.append(f"{100 * greenest_regret(made, truth):.2f} %")
         lines.append(f"| {zone} | {' | '.join(errors)} | {' | '.join(regrets)} |")
     return "\n".join(lines)
+
+
+FIRST_MONTHS_ZONES = ("DE", "CISO", "PJM", "SE")
+KNOWN_DAYS, LEARNED_ANEW_DAYS = 49, 7
+
+
+def first_months_table(data: Path, zones: Sequence[str] = FIRST_MONTHS_ZONES) -> str:
+    """Return the errors and regrets of a site that knows a fortnight, and of one that knows everything since July."""
+    lines = [
+        "| zone | known | day 1: persistence | without | with | regret: persistence | without | with |",
+        "|---|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for zone in zones:
+        path = data / "dayahead_2021h2" / f"{zone}_dayahead_jul_dec_2021.csv.gz"
+        past = read_intensities(path, Signal.AVERAGE_DIRECT, zone)
+        until_s = float(past.times_s[-1]) + HOUR_S
+        plain, informed = (
+            history_of(past.times_s, past.values, until_s, expected=each) for each in (None, past.expected)
+        )
+        now = np.arange(KNOWN_DAYS * 24, len(plain.values) - HORIZON_H + 1, 24)
+        truth = plain.values[now[:, None] + np.arange(24)]
+        for known, forecasts in (("14 days", _of_a_fortnight), ("since July", _of_all_before)):
+            made = [persistence(plain, now, 24), forecasts(plain, now), forecasts(informed, now)]
+            errors = [f"{mean_errors(each, truth)[0]:.2f}" for each in made]
+            regrets = [f"{100 * greenest_regret(each, truth):.2f} %" for each in made]
+            lines.append(f"| {zone} | {known} | {' | '.join(errors + regrets)} |")
+    return "\n".join(lines)
+
+
+def _published(history: History, hours: int) -> History:
+    """Return what was known after so many hours: of wind and sun, the next day."""
+    expected_h = 24 if history.expected.shape[1] else 0
+    known = history.until(hours)
+    return replace(known, expected=history.expected[: hours + expected_h])
+
+
+def _of_a_fortnight(history: History, now: Ints) -> Floats:
+    return np.stack([forecast(since(_published(history, at), at - 14 * 24), 24).values for at in now.tolist()])
+
+
+def _of_all_before(history: History, now: Ints) -> Floats:
+    """Return forecasts of the next day by what is learned every week from everything before it."""
+    made: list[Floats] = []
+    for week in np.split(now, range(LEARNED_ANEW_DAYS, len(now), LEARNED_ANEW_DAYS)):
+        before = _published(history, int(week[0]))
+        tuned = tune(before)
+        if tuned is None:
+            raise ValueError("too short a history")
+        made.append(tuned.at(_published(history, int(week[-1])), training_days(before, HORIZON_H), week)[:, :24])
+    return np.concatenate(made)
 
 
 def fill(text: str, parts: dict[str, str]) -> str:
@@ -371,6 +422,7 @@ def main(arguments: Sequence[str]) -> None:
         "intervals-chosen": intervals_table(chosen),
         "rolling": rolling_table(direct),
         "generation": generation_table(data),
+        "first-months": first_months_table(data),
         "lifecycle": lifecycle_table(lifecycle),
         "chosen": errors_table(chosen),
         "marginal": marginal_table(data),

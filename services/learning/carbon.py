@@ -2,9 +2,10 @@
 
 One ridge regression predicts all hours ahead at once from what was known at the forecast time: the last two weeks of
 intensity, as differences from the last week's mean, the shares of carbon-free and renewable energy and the day-ahead
-forecasts of wind and sun if given, the weekday and the season. It learns from moments at the forecast's own hour of day
-and the hours next to it, so that no hour of the day needs its own term, and it predicts how the grid departs from what
-the pretrained model (``services.learning.carbon_start``) says. Its penalty counts in moments, so that a short history
+forecasts of wind and sun if given, the weekday and the season. What wind and sun change in general is told first, by
+one slope a source (``services.learning.carbon_weather``). It learns from moments at the forecast's own hour of day and
+the hours next to it, so that no hour of the day needs its own term, and it predicts how the grid departs from what the
+pretrained model (``services.learning.carbon_start``) says. Its penalty counts in moments, so that a short history
 departs little from that and a long one as it must. Moments with gaps around them get less weight. Internally,
 intensities are square roots, unless some are negative (marginal signals): errors grow with the level.
 
@@ -27,6 +28,7 @@ from services.core.domain.errors import DomainError
 from services.learning.carbon_history import DAY_H, HOUR_S, History
 from services.learning.carbon_intervals import QUANTILES, Intervals, MeasuredGrid, inside, outside
 from services.learning.carbon_start import quantiles, started
+from services.learning.carbon_weather import from_day_to_day, slopes, unusual
 from services.learning.one_thread import one_thread
 
 Method = Literal["ridge", "pretrained", "persistence"]
@@ -117,7 +119,9 @@ def _from_few_days(history: History, horizon_h: int) -> Forecast:
     hours, note = len(history.values), _too_little(history, horizon_h)
     grid = MeasuredGrid(history.values, history.known, _is_root(history))
     moments = np.arange(hours % DAY_H + DAY_H, hours + 1, DAY_H)
-    made = outside(started(inside(grid.values, grid.root), history.start_s, moments, horizon_h), grid.root)
+    inner = replace(history, values=inside(grid.values, grid.root))
+    made = started(inner.values, inner.start_s, moments, horizon_h)
+    made = outside(from_day_to_day(inner, moments, made) if len(moments) else made, grid.root)
     late, backtest = moments[moments + horizon_h <= hours], None
     if len(late) >= LEAST_BACKTEST_DAYS:
         likely, low, high = made[:, : len(late)]
@@ -293,6 +297,11 @@ def ridge(history: History, days: Ints, now: Ints, horizon_h: int, penalties: tu
     before, after = _known_around(history, origins, horizon_h)
     weights = (before * after)[:, None]  # of each row, so that its square weighs in the errors
     with one_thread():
+        if hours := min(history.expected_h, horizon_h):
+            news, news_now = (unusual(history, each, hours) for each in (origins, now))
+            per_mw = slopes(news, y[:, :hours], weights)
+            y[:, :hours] -= news @ per_mw
+            first_now[:, :hours] += news_now @ per_mw
         gram, moment = (weights * x).T @ (weights * x), (weights * x).T @ (weights * y)
         size = np.eye(len(gram)) * float((x * x).sum()) / len(x)
         made: dict[float, Floats] = {}

@@ -191,17 +191,19 @@ def test_after_a_silence_the_forecast_begins_at_the_last_known_hour() -> None:
 
 
 @pytest.mark.parametrize("published_h", [0, 9, 24, 30])
-def test_forecasts_of_wind_tell_as_much_of_tomorrow_as_was_published(published_h: int) -> None:
+@pytest.mark.parametrize(("days", "left"), [(16, 0.8), (142, 0.5)])  # by the pretrained model alone; by the grid's past
+def test_forecasts_of_wind_tell_as_much_of_tomorrow_as_was_published(days: int, left: float, published_h: int) -> None:
     rng = np.random.default_rng(8)
-    times, calm = grid(150)
-    wind = np.repeat(rng.uniform(0, 100, 304), 12)  # levels of half a day, which the one before does not tell
-    values = calm + 200 - 2 * wind[: len(calm)]
+    times, calm = grid(days + 8)
+    wind = np.repeat(rng.uniform(0, 100, 2 * days + 20), 12)  # levels of half a day, which the one before does not tell
+    wind = np.column_stack([wind, np.zeros_like(wind)])  # and a source that never generates
+    values = calm + 200 - 2 * wind[: len(calm), 0]
     ahead = START_S + HOUR_S * np.arange(len(wind))
 
     def errors(published: int | None) -> Floats:
         made = list[Floats]()
-        for now in range(24 * 142, 24 * 150, 24):
-            known = None if published is None else (ahead[: now + published], wind[: now + published, None])
+        for now in range(24 * days, 24 * (days + 8), 24):
+            known = None if published is None else (ahead[: now + published], wind[: now + published])
             history = history_of(times[:now], values[:now], times[now], expected=known)
             made.append(np.abs(forecast(history, 24).values - values[now : now + 24]))
         return np.mean(made, axis=0)
@@ -210,8 +212,21 @@ def test_forecasts_of_wind_tell_as_much_of_tomorrow_as_was_published(published_h
     if not published_h:
         np.testing.assert_allclose(found, without)
         return
-    assert found[: min(published_h, 24)].mean() < 0.7 * without[: min(published_h, 24)].mean()
+    assert found[: min(published_h, 24)].mean() < left * without[: min(published_h, 24)].mean()
     assert found[published_h:].sum() <= 1.15 * without[published_h:].sum()  # of what is not told, nothing is known
+
+
+def test_forecasts_of_wind_that_mean_nothing_are_soon_known_for_it() -> None:
+    rng = np.random.default_rng(5)
+    times, values = grid(30)
+    wind = rng.uniform(0, 100, (31 * 24, 1))
+    ahead = START_S + HOUR_S * np.arange(len(wind))
+    now = 20 * 24
+    known = (ahead[: now + 24], wind[: now + 24])
+    plain, found = (
+        forecast(history_of(times[:now], values[:now], times[now], expected=each), 24) for each in (None, known)
+    )
+    assert np.abs(found.values - plain.values).mean() < 0.02 * values.mean()
 
 
 def test_a_horizon_that_is_no_whole_number_of_days_is_the_beginning_of_one_that_is() -> None:

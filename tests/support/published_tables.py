@@ -204,6 +204,9 @@ FORECASTS = [
             carbon_report, partial(carbon_report.generation_table, data() / "carbon"), GENERATION_ZONES=("SE",)
         ),
     ),
+    Again(
+        "forecasts", "first-months", lambda: carbon_report.first_months_table(data() / "carbon", ("SE",))
+    ),
     Again("forecasts", "faults", faults, ("US-MIDA-PJM",), "none"),
     *(
         Again("forecasts", table, partial(lambda year: carbon_report.intervals_table(sweden("direct", year)), year),
