@@ -31,6 +31,10 @@ TABLE: list[tuple[Command, list[JobState], str | None]] = [
     (Command.WITHDRAW, HOLDING, "job.cancel_requested"),
     (Command.WITHDRAW, [S.CANCELLED], SAME),
     (Command.WITHDRAW, [S.SUCCEEDED, S.FAILED], REFUSED),
+    (Command.GIVE_BACK, [S.QUEUED, S.HELD], "job.cancelled"),
+    (Command.GIVE_BACK, HOLDING, "job.hold_requested"),
+    (Command.GIVE_BACK, [S.CANCELLED], SAME),
+    (Command.GIVE_BACK, [S.SUCCEEDED, S.FAILED], REFUSED),
     (Command.FORGET_CHECKPOINT, [S.QUEUED, S.HELD], SAME),
     (Command.FORGET_CHECKPOINT, [*HOLDING, *ENDED], REFUSED),
 ]

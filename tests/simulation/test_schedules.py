@@ -165,7 +165,7 @@ BY_HAND = (
         "dropped = OURS & self._sent_by_client",
         "dropped = set() & self._sent_by_client",
     ),
-    ("a gateway is told what it takes", PICKER, "body, is_last=not self._has_request_trailers)", "body, is_last=True)"),
+    ("a gateway is told what it takes", PICKER, "has_trailers=self._has_request_trailers)", "has_trailers=False)"),
     ("a gateway is told one server", PICKER, "self._told = connection", "self._told = None"),
     (
         "a gateway is told a server that it reaches",
