@@ -317,6 +317,30 @@ RATES = st.none() | st.sampled_from([-20.0, 0.0, 100.0, 104.0, 106.0, 300.0])
 ALIKE_STANDS = st.builds(Stand, RATES, st.sampled_from(["a", "b"]), st.sampled_from([8, 64]), energy=st.just(PROFILE))
 
 
+class Compared(float):
+    """An intensity that counts how often one is compared."""
+
+    times = 0
+
+    def __lt__(self, other: float) -> bool:
+        Compared.times += 1
+        return super().__lt__(other)
+
+    def __le__(self, other: float) -> bool:
+        Compared.times += 1
+        return super().__le__(other)
+
+
+def test_a_choice_where_none_is_in_time_takes_no_comparison_of_each_server_with_each() -> None:
+    def compared(count: int) -> int:
+        servers = [Stand(Compared(7 * at % count), "ab"[at % 2]) for at in range(count)]
+        Compared.times = 0
+        assert chosen(servers, limit_s=0.0, b=0.1) is servers[0]
+        return Compared.times
+
+    assert compared(1_000) < 20 * compared(100)
+
+
 @given(
     st.lists(STANDS | ALIKE_STANDS, max_size=8) | st.lists(ALIKE_STANDS, max_size=8),
     st.lists(st.tuples(WORKS, st.floats(0, 5), st.floats(0, 30), st.booleans(), st.booleans()), max_size=12),

@@ -14,9 +14,11 @@ predicted to answer it within its limit; among equals, to the one that answers f
   ``BALANCE_REQUESTS`` is passed over, whatever it has cached.
 """
 
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import inf
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -386,13 +388,21 @@ def choose_server(
     spare, least_s = BALANCE_REQUESTS * work.tokens, dict[tuple[float, float], float]()
     most, is_in_time = inf, False
     best_s, best = inf, -1
-    for at in sorted(range(len(servers)), key=carbon.__getitem__):  # the cleanest first
+    order = sorted(range(len(servers)), key=carbon.__getitem__)
+    floors_s = dict[float, list[float]]()  # by distance: the least full that is no farther, up to each place in order
+    for at in order:  # the cleanest first
         adds, away = carbon[at], away_s[at]
         if adds > most:
             break
         floor_s = least_s.get((adds, away))
         if floor_s is None:
-            floor_s = min([s for s, c, d in zip(full_s, carbon, away_s, strict=True) if c <= adds and d <= away])
+            if not least_s:  # mostly, no other is looked at
+                floor_s = min([s for s, c, d in zip(full_s, carbon, away_s, strict=True) if c <= adds and d <= away])
+            else:
+                if away not in floors_s:
+                    near_s = [full_s[other] if away_s[other] <= away else inf for other in order]
+                    floors_s[away] = [*accumulate(near_s, min)]
+                floor_s = floors_s[away][bisect_right(order, adds, key=carbon.__getitem__) - 1]
             least_s[adds, away] = floor_s = (1.0 + BALANCE_SHARE) * floor_s
         if full_s[at] > floor_s + spare * place_s[at]:
             continue  # much fuller than one that is no dirtier and no farther
