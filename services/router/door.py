@@ -24,7 +24,7 @@ from services.router.forms import boundary_of
 from services.router.gate import Gate
 from services.router.kinds import KINDS, OTHER, Kind, kind_of
 from services.router.openai import JSON, DoorError
-from services.router.turn import CARRIER, Carrier, Received, Spare
+from services.router.turn import CARRIER, Carrier, Received, Spare, least_accuracy_pct
 
 PATHS = re.compile(r"/v1/files(/\w{1,100}(/content)?)?|/v1/batches(/\w{1,100}(/cancel)?)?", re.ASCII)
 """All that is passed on: a path with dots could lead to other routes of serving, which answer the router itself."""
@@ -92,7 +92,6 @@ async def _body(exchange: Exchange) -> AsyncIterator[bytes]:
 
 
 BATCH, BATCH_MODEL = BATCH_HEADER.encode(), BATCH_MODEL_HEADER.encode()
-ACCURACY = b"x-wattshift-least-accuracy"
 
 
 def route_of(path: str) -> str:
@@ -214,21 +213,12 @@ class Door:
         asked.model = model
         if spare is None and asked.is_flex:
             spare = Spare(self._flex_wait_s)
-        least_pct = max(_accuracy(exchange.headers.get(ACCURACY)), key.key_limits.least_accuracy_pct or 0.0)
+        least_pct = least_accuracy_pct(exchange, key)
         received = Received(exchange, kind, path, key, asked, at_s, at_utc_s, spare, least_pct, carrier=carrier)
         try:
             await self._dispatcher.serve(received, pool)
         finally:
             self._gate.rules.settle(received)
-
-
-def _accuracy(given: bytes | None) -> float:
-    """Return the accuracy that a request asks for at least, per cent."""
-    if given is None:
-        return 0.0
-    if re.fullmatch(rb"\d{1,3}(\.\d{1,6})?", given) is None or float(given) > 100:
-        raise DoorError(400, "invalid_value", f"{ACCURACY.decode()} must be a number between 0 and 100.")
-    return float(given)
 
 
 def _no_model(name: str) -> DoorError:

@@ -1,5 +1,6 @@
 """One request at the door: what was asked, what is expected of it, and how far it has come."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -10,9 +11,10 @@ from services.kit.edge.exchange import Exchange
 from services.router.fleet import Extra, Pool, Server
 from services.router.kinds import Kind
 from services.router.lanes import Lane
-from services.router.openai import Asked
+from services.router.openai import Asked, DoorError
 from services.router.upstream import Connection
 
+ACCURACY = b"x-wattshift-least-accuracy"
 CARRIER = "wattshift.carrier"  #: Where the scope of a request that a gateway carries has the ``Carrier``
 
 
@@ -100,3 +102,14 @@ class Tokens(NamedTuple):
 
 
 NO_TOKENS = Tokens(0, 0, are_stated=True)
+
+
+def least_accuracy_pct(exchange: Exchange, key: ResolvedKey) -> float:
+    """Return the accuracy that a request asks for at least, or its key: whichever is higher, per cent."""
+    of_key = key.key_limits.least_accuracy_pct or 0.0
+    given = exchange.headers.get(ACCURACY)
+    if given is None:
+        return of_key
+    if re.fullmatch(rb"\d{1,3}(\.\d{1,6})?", given) is None or float(given) > 100:
+        raise DoorError(400, "invalid_value", f"{ACCURACY.decode()} must be a number between 0 and 100.")
+    return max(float(given), of_key)

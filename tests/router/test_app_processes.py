@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import httpx
 import pytest
 
+from services.contracts.identity import KeyLimits
 from services.contracts.routing import RouterState
 from services.kit.credentials import Credential, roots_of
 from tests.router.conftest import Stage
@@ -199,3 +200,20 @@ async def test_strangers_are_not_listened_to(pair: Pair, line: bytes) -> None:
     finally:
         writer.close()
     assert (await ask(pair.second, 0)).status_code == 200
+
+
+async def test_a_key_or_a_request_may_ask_for_an_accuracy_whichever_process_assigns(pair: Pair) -> None:
+    accurate = a_routed_instance(pair.one).model_copy(update={"accuracy_pct": 90.0})
+    pair.stage.plane.app_servers = [a_routed_instance(pair.two).model_copy(update={"accuracy_pct": 70.0}), accurate]
+    pair.stage.plane.key_limits = KeyLimits(least_accuracy_pct=80.0)
+    await pair.together()
+    for router in (pair.first, pair.second):
+        for headers in ({}, {"x-wattshift-least-accuracy": "60"}, {"x-wattshift-least-accuracy": "85"}):
+            answer = await router.http.post(INFER, json=an_inference(), headers=headers)
+            assert (answer.status_code, answer.headers["x-wattshift-accuracy"]) == (200, "90")
+        refused = await router.http.post(INFER, json=an_inference(), headers={"x-wattshift-least-accuracy": "95"})
+        assert (refused.status_code, refused.json()["code"]) == (503, "no_instance")
+        assert "with an accuracy of 95 %" in refused.json()["error"]
+        wrong = await router.http.post(INFER, json=an_inference(), headers={"x-wattshift-least-accuracy": "all"})
+        assert wrong.status_code == 400
+    assert not pair.two.seen

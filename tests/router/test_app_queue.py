@@ -22,17 +22,19 @@ class Stage:
     refused: list[tuple[Ticket, str]] = field(default_factory=list[tuple[Ticket, str]])
     ids: itertools.count[int] = field(default_factory=itertools.count)
 
-    def instances(self, *names: str, limit: int = 1, draining: tuple[str, ...] = ()) -> None:
-        self.queue.adopt([(name, limit, name not in draining, 0.01) for name in names], self.now_s)
+    def instances(
+        self, *names: str, limit: int = 1, draining: tuple[str, ...] = (), accuracy_pct: float = 80.0
+    ) -> None:
+        self.queue.adopt([(name, limit, name not in draining, 0.01, accuracy_pct) for name in names], self.now_s)
 
-    def arrive(self, tenant: str = "acme") -> Ticket:
+    def arrive(self, tenant: str = "acme", least_pct: float = 0.0) -> Ticket:
         def decided(result: str | NotAssignedError) -> None:
             if isinstance(result, str):
                 self.given.append((ticket, result))
             else:
                 self.refused.append((ticket, result.reason))
 
-        ticket = Ticket(next(self.ids), "images", tenant, decided)
+        ticket = Ticket(next(self.ids), "images", tenant, decided, least_accuracy_pct=least_pct)
         self.queue.take(ticket, self.now_s)
         return ticket
 
@@ -151,7 +153,7 @@ def test_a_request_that_asks_twice_waits_once_and_in_its_place() -> None:
 
 def test_beyond_the_bound_requests_are_refused_with_a_time_that_follows_the_queue() -> None:
     stage = Stage(AppQueue(3, 60.0))
-    stage.queue.adopt([("one", 1, True, 2.0)], 0.0)
+    stage.queue.adopt([("one", 1, True, 2.0, 80.0)], 0.0)
     for _ in range(4):
         stage.arrive()
     with pytest.raises(NotAssignedError, match="queue_full") as refused:
@@ -217,3 +219,19 @@ def test_order_and_limits_hold_whatever_happens(events: list[Event], limit: int)
             ]
             assert max(stage.served, default=-1) < left[0]
     assert stage.served == sorted(stage.served)
+
+
+def test_a_request_waits_for_an_instance_that_is_accurate_enough_and_holds_up_no_other() -> None:
+    stage = Stage()
+    stage.queue.adopt([("small", 1, True, 0.01, 70.0), ("large", 1, True, 0.01, 90.0)], 0.0)
+    held = [stage.arrive(least_pct=80.0), stage.arrive(least_pct=80.0), stage.arrive()]
+    assert stage.given == [(held[0], "large"), (held[2], "small")]
+    stage.leave(held[2])
+    stage.leave(held[0], Outcome.FAILED)
+    assert stage.given[2:] == [(held[1], "large")], "the free one is not accurate enough, whatever else failed"
+    held[0].excluded = frozenset({"large"})
+    stage.queue.take(held[0], 0.0)
+    stage.leave(held[1])
+    assert stage.given[3:] == [(held[0], "large")]
+    with pytest.raises(NotAssignedError, match="no_instance"):
+        stage.arrive(least_pct=95.0)

@@ -59,12 +59,13 @@ def no_app(name: str) -> DoorError:
     return DoorError(404, "not_found", f"There is no application {name[:63]} that this key may use.")
 
 
-def not_assigned(app: str, error: NotAssignedError) -> DoorError:
+def not_assigned(app: str, error: NotAssignedError, least_accuracy_pct: float) -> DoorError:
     """Return the error of a request that was not given an instance."""
     if error.reason == "queue_full":
         detail = f"Too many requests wait for the application {app}."
         return DoorError(429, "queue_full", detail, retry_after_s=error.retry_after_s)
-    detail = f"No instance of the application {app} is ready."
+    least = f" with an accuracy of {least_accuracy_pct:g} %" if least_accuracy_pct else ""
+    detail = f"No instance of the application {app}{least} is ready."
     return DoorError(503, "no_instance", detail, retry_after_s=error.retry_after_s)
 
 

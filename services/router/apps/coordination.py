@@ -67,8 +67,8 @@ class Coordinator:
         for peer in list(self._asking):
             peer.close()
 
-    def ticket(self, app: str, tenant: str) -> Ticket:
-        return Ticket(next(self._ids), app, tenant, lambda _: None)
+    def ticket(self, app: str, tenant: str, least_accuracy_pct: float = 0.0) -> Ticket:
+        return Ticket(next(self._ids), app, tenant, lambda _: None, least_accuracy_pct=least_accuracy_pct)
 
     async def take(self, ticket: Ticket, timeout_s: float) -> str:
         """Wait for a request's turn, and return the id of the instance that it may be sent to.

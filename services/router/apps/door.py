@@ -34,7 +34,7 @@ from services.router.openai import JSON, DoorError, check_method
 from services.router.reports import ObservationReporter, UsageReporter
 from services.router.settings import RouterSettings
 from services.router.streams import Footprint
-from services.router.turn import NO_TOKENS
+from services.router.turn import NO_TOKENS, least_accuracy_pct
 from services.router.upstream import KEPT_S, NOT_ITS_FAULT, Connection, Limits, UpstreamError
 from services.router.upstream_keys import UpstreamKeys
 
@@ -145,7 +145,8 @@ class AppDoor:
             raise failure from None
 
     async def _in_queue(self, turn: AppTurn) -> None:
-        ticket = self.coordinator.ticket(turn.app.name, turn.key.identity.tenant_id)
+        least_pct = least_accuracy_pct(turn.exchange, turn.key)
+        ticket = self.coordinator.ticket(turn.app.name, turn.key.identity.tenant_id, least_pct)
         sent = 0
         while True:
             instance = await self._take(turn, ticket)
@@ -166,10 +167,10 @@ class AppDoor:
             try:
                 name = await self.coordinator.take(ticket, left_s)
             except NotAssignedError as error:
-                raise not_assigned(turn.app.name, error) from None
+                raise not_assigned(turn.app.name, error, ticket.least_accuracy_pct) from None
             except TimeoutError:
                 reason = "queue_full" if self.fleet.ready(turn.app.name) else "no_instance"
-                raise not_assigned(turn.app.name, NotAssignedError(reason)) from None
+                raise not_assigned(turn.app.name, NotAssignedError(reason), ticket.least_accuracy_pct) from None
             except asyncio.CancelledError:  # its client left the queue
                 self.metrics.app_requests.add((turn.app.name, "", "499"))
                 raise

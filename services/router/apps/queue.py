@@ -55,6 +55,7 @@ class Ticket:
     place: int | None = None
     """Its place in the order of arrival; None until it has one. It is kept when the request waits again."""
     excluded: frozenset[str] = frozenset()  #: Instances that failed to answer it
+    least_accuracy_pct: float = 0.0  #: Accuracy that its instance must have
     instance: str | None = None  #: The instance that it was given
     waits_as: ServingRequest | None = None  #: Its entry in the queue while it waits
 
@@ -67,6 +68,7 @@ class Seat:
     limit: int = 1  #: How many requests it is given at once
     is_ready: bool = False  #: Whether it is given any
     service_s: float = 0.0  #: Mean time of a request there
+    accuracy_pct: float = 100.0  #: Of its variant
     held: int = 0  #: How many it has now
     breaker: Breaker = field(default_factory=Breaker)
 
@@ -94,12 +96,12 @@ class AppQueue:
     def waiting(self) -> int:
         return len(self.tickets)
 
-    def adopt(self, seats: Iterable[tuple[str, int, bool, float]], now_s: float) -> None:
-        """Take the instances of the newest table: id, limit, whether it is ready, and its mean service time."""
+    def adopt(self, seats: Iterable[tuple[str, int, bool, float, float]], now_s: float) -> None:
+        """Take the instances of the newest table: id, limit, whether it is ready, service time, accuracy."""
         known, self.seats = self.seats, {}
-        for name, limit, is_ready, service_s in seats:
+        for name, limit, is_ready, service_s, accuracy_pct in seats:
             self.seats[name] = seat = known.pop(name, None) or Seat(name)
-            seat.limit, seat.is_ready, seat.service_s = limit, is_ready, service_s
+            seat.limit, seat.is_ready, seat.service_s, seat.accuracy_pct = limit, is_ready, service_s, accuracy_pct
         for name, seat in known.items():
             seat.is_ready = False
             if seat.held:
@@ -115,20 +117,24 @@ class AppQueue:
         """Give a request an instance now, or let it wait.
 
         Raises:
-            NotAssignedError: There is no instance and was none for a while, or too many requests wait.
+            NotAssignedError: There is no instance and was none for a while, none is accurate enough, or too many
+                requests wait.
         """
         self._take_out(ticket)  # who asks twice waits once
         if not self.waiting and (seat := self._free_for(ticket, now_s)) is not None:
             self._place(ticket)
             self._give(ticket, seat)
             return
-        if not self.seats and now_s - self._had_instance_s > self._patience_s:
+        is_any = any(seat.accuracy_pct >= ticket.least_accuracy_pct for seat in self.seats.values())
+        if not is_any and (self.seats or now_s - self._had_instance_s > self._patience_s):
             raise NotAssignedError("no_instance")
         if ticket.place is None and self.waiting >= self._most_waiting:
             raise NotAssignedError("queue_full", self.retry_after_s())
         self._place(ticket)
         name = str(next(self._names))
-        waits_as = ServingRequest(name, float(ticket.place or 0), 0.0, tenant=ticket.tenant, excluded=ticket.excluded)
+        below = {f"below {ticket.least_accuracy_pct:g} %"} if ticket.least_accuracy_pct else set[str]()
+        excluded = ticket.excluded | below  # it waits beside those that any instance may answer, not before them
+        waits_as = ServingRequest(name, float(ticket.place or 0), 0.0, tenant=ticket.tenant, excluded=excluded)
         ticket.waits_as, self.tickets[name] = waits_as, ticket
         self._queue.requeue(waits_as)
         self.pump(now_s)
@@ -198,15 +204,14 @@ class AppQueue:
 
     def _free_for(self, ticket: Ticket, now_s: float) -> Seat | None:
         """Return the instance that has been free the longest; one that failed the request only if all of them did."""
-        if ticket.excluded and not any(
-            seat.is_ready and seat.id not in ticket.excluded and seat.breaker.passes(now_s)
-            for seat in self.seats.values()
-        ):
+
+        def may_have(seat: Seat) -> bool:
+            is_one = seat.accuracy_pct >= ticket.least_accuracy_pct and seat.id not in ticket.excluded
+            return is_one and seat.breaker.passes(now_s)
+
+        if ticket.excluded and not any(seat.is_ready and may_have(seat) for seat in self.seats.values()):
             ticket.excluded = frozenset()
-        for seat in self._free.values():
-            if seat.id not in ticket.excluded and seat.breaker.passes(now_s):
-                return seat
-        return None
+        return next(filter(may_have, self._free.values()), None)
 
     def _give(self, ticket: Ticket, seat: Seat, *, is_told: bool = True) -> None:
         seat.held += 1
@@ -246,11 +251,12 @@ class Assigner:
     def adopt(self, table: RoutingTable) -> None:
         now_s = self._clock_s()
         limits = {app.name: app.concurrency for app in table.apps}
-        seats: dict[str, list[tuple[str, int, bool, float]]] = {name: [] for name in limits}
+        seats: dict[str, list[tuple[str, int, bool, float, float]]] = {name: [] for name in limits}
         for each in table.app_servers:
             if each.app in limits:
                 service_s = (each.service_ms or 0.0) / 1e3
-                seats[each.app].append((each.id, limits[each.app], each.state == "ready", service_s))
+                about = each.id, limits[each.app], each.state == "ready", service_s, each.accuracy_pct
+                seats[each.app].append(about)
         for name in limits:
             self._queue(name).adopt(seats[name], now_s)
         for name in set(self.queues) - set(limits):

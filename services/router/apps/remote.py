@@ -1,8 +1,9 @@
 """How a router process asks another one for instances: lines of JSON over one connection that stays open.
 
 Requests: ``["hello", token, name of the asking process, name of the process that is meant]``, then any of
-``["take", id, app, tenant, place or null, [excluded instances]]``, ``["hold", id, app, tenant, instance]`` (a request
-that is at an instance already) and ``["leave", id, outcome]``. Answers: ``["welcome"]``, then
+``["take", id, app, tenant, place or null, [excluded instances], least accuracy]`` (that only where one is asked for),
+``["hold", id, app, tenant, instance]`` (a request that is at an instance already) and ``["leave", id, outcome]``.
+Answers: ``["welcome"]``, then
 ``["given", id, instance, place, its row of the routing table or null]`` and ``["refused", id, reason, retry_after_s]``.
 When a connection ends, what its process waits for or holds is taken back.
 """
@@ -139,9 +140,10 @@ class AskingPeer(LineProtocol):
                 self.send("welcome")
             case _ if not self._is_known:
                 raise ValueError("a hello is due first")
-            case ["take", int(number), str(app), str(tenant), (int() | None) as place, [*excluded]]:
+            case ["take", int(number), str(app), str(tenant), (int() | None) as place, [*excluded], *least]:
                 ticket = self._tickets.get(number) or self._ticket(number, app, tenant)
                 ticket.place, ticket.excluded = place, frozenset(str(each) for each in excluded)
+                ticket.least_accuracy_pct = float(*least)
                 self._assigner.take(ticket)
             case ["hold", int(number), str(app), str(tenant), str(instance)]:
                 self._assigner.hold(self._ticket(number, app, tenant), instance)
@@ -240,7 +242,8 @@ class AssignerLink(LineProtocol):
                 raise ValueError("unknown message")
 
     def take(self, ticket: Ticket) -> None:
-        self.send("take", ticket.id, ticket.app, ticket.tenant, ticket.place, sorted(ticket.excluded))
+        least = [ticket.least_accuracy_pct] if ticket.least_accuracy_pct else []
+        self.send("take", ticket.id, ticket.app, ticket.tenant, ticket.place, sorted(ticket.excluded), *least)
 
     def hold(self, ticket: Ticket, instance: str) -> None:
         """Report that a request is at an instance already."""
