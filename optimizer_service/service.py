@@ -58,8 +58,8 @@ class OptimizerService:
         """Return one page of solves, newest first; ``ProblemError``: 422 for an invalid cursor."""
         also = {} if query.kind is None else {"kind": query.kind}
         page = {"cursor": query.cursor, "limit": query.limit, "states": query.state, "tenant": query.tenant}
-        works, next_cursor = await self._work_queue.page(caller, **page, also=also)
-        return SolveList(items=[_summary(work) for work in works], next_cursor=next_cursor)
+        items, next_cursor = await self._work_queue.page(caller, **page, also=also, shown=_summary)
+        return SolveList(items=items, next_cursor=next_cursor)
 
     async def cancel(self, solve_id: str, caller: Identity) -> SolveSummary:
         """Cancel a solve; cancelling it again changes nothing.

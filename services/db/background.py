@@ -152,14 +152,20 @@ class WorkRepository:
             return _record((await connection.execute(query)).mappings().one())
 
     async def page(
+        self, tenant_id: str | None, states: Sequence[str], before_id: str | None, limit: int
+    ) -> Sequence[background.WorkRecord]:
+        """Return work, newest first."""
+        return [_record(row) for row in await self.listed(tenant_id, states, before_id, limit)]
+
+    async def listed(
         self,
         tenant_id: str | None,
         states: Sequence[str],
         before_id: str | None,
         limit: int,
         also: Mapping[str, Any] | None = None,
-    ) -> Sequence[background.WorkRecord]:
-        """Return work, newest first: ids sort by creation time; ``also``: what other columns must hold."""
+    ) -> Sequence[RowMapping]:
+        """Return rows of work, newest first: ids sort by creation time; ``also``: what other columns must hold."""
         work = self._work
         query = select(*self._summary).where(self._visible(literal(True), tenant_id))
         if states:
@@ -169,8 +175,7 @@ class WorkRepository:
         if before_id is not None:
             query = query.where(work.c.id < before_id)
         async with self._engine.connect() as connection:
-            rows = (await connection.execute(query.order_by(work.c.id.desc()).limit(limit))).mappings().all()
-        return [_record(row) for row in rows]
+            return (await connection.execute(query.order_by(work.c.id.desc()).limit(limit))).mappings().all()
 
     async def cancel(self, work_id: str, caller: Identity) -> bool:
         """Cancel work that is queued or running, and return whether it was; its worker notices at its next renewal.
@@ -326,6 +331,10 @@ class WorkRepository:
     def _owned(self, work_id: str, claim: str) -> ColumnElement[bool]:
         work = self._work
         return and_(work.c.id == work_id, work.c.state == background.WorkState.RUNNING, work.c.claim == claim)
+
+    def record(self, row: RowMapping, /) -> background.WorkRecord:
+        """Return what a listed row says."""
+        return _record(row)
 
 
 def _record(row: RowMapping) -> background.WorkRecord:

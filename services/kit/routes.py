@@ -75,7 +75,10 @@ def one_page(found: Sequence[T | Unread], limit: int, position: Callable[[Any], 
     Items that cannot be read are left out.
     """
     page = [each for each in found[:limit] if not isinstance(each, Unread)]
-    return page, write_cursor(position(found[limit - 1])) if len(found) > limit else None
+    if len(found) <= limit:
+        return page, None
+    last = found[limit - 1]
+    return page, write_cursor(last.name if isinstance(last, Unread) else position(last))
 
 
 def not_a_cursor() -> ProblemError:

@@ -33,6 +33,7 @@ from services.core.policies.registry import (
 from services.kit.identity import Operator, ProjectCaller
 from services.kit.problems import ProblemError, conflict, invalid, not_found, unavailable
 from services.kit.projects import spec_in_project
+from services.kit.readable import Unread
 from services.kit.redis import hint
 from services.kit.routes import from_state, not_a_cursor
 from services.kit.starts import check_start
@@ -158,8 +159,11 @@ async def get_policy(name: str, _: ProjectCaller, service: Service) -> policies.
 async def list_plans(_: Operator, service: Service, query: Annotated[PlanQuery, Query()]) -> policies.PlanList:
     """List scheduling rounds, newest first."""
     rows = await service.read(rounds.plans, _before(query.cursor), query.limit + 1)
-    following = str(rows[query.limit - 1].round) if len(rows) > query.limit else None
-    return policies.PlanList(items=rows[: query.limit], next_cursor=following)
+    items = [each for each in rows[: query.limit] if not isinstance(each, Unread)]
+    if len(rows) <= query.limit:
+        return policies.PlanList(items=items)
+    last = rows[query.limit - 1]
+    return policies.PlanList(items=items, next_cursor=last.name if isinstance(last, Unread) else str(last.round))
 
 
 @router.get("/plans/{round_number}", tags=["policies"])

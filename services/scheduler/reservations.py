@@ -5,6 +5,7 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from services.db import audit
 from services.db.database import Database
 from services.kit.ids import new_id
 from services.kit.problems import ProblemError, conflict, invalid, key_reused, not_found
+from services.kit.readable import Unread, each_readable
 from services.scheduler.planning.dry_run import Live, LiveView
 from services.scheduler.repository import reservations, rounds
 from services.scheduler.repository.reservations import NewReservation, ReservationRow
@@ -87,11 +89,12 @@ class Reservations:
                 raise ProblemError(409, ProblemCode.INVALID_TRANSITION, "This reservation has ended.")
             return shown(row)
 
-    async def page(self, before: str | None, limit: int, caller: Identity) -> list[Reservation]:
+    async def page(self, before: str | None, limit: int, caller: Identity) -> list[Reservation | Unread]:
         """Return those made before one, the newest first."""
         tenant_id = None if caller.is_operator else caller.tenant_id
         async with self._database.connection() as connection:
-            return [shown(row) for row in await reservations.page(connection, before, limit, tenant_id)]
+            rows = await reservations.page(connection, before, limit, tenant_id)
+        return each_readable(rows, shown, "reservation", attrgetter("id"))
 
     def _new(self, spec: ReservationSpec, caller: Identity, live: Live) -> NewReservation:
         """Return what to store: this is slow with many jobs, so it is called in a thread."""

@@ -11,6 +11,7 @@ from services.contracts.invalid import NAME_PATTERN
 from services.contracts.queries import PageQuery
 from services.contracts.schema import Page
 from services.kit.problems import conflict
+from services.kit.readable import say_unread
 from services.kit.routes import one_page, read_cursor
 from services.serving.repository import Queries, ServingRepository
 from services.serving.repository.specs import SpecRows
@@ -18,11 +19,16 @@ from services.serving.repository.specs import SpecRows
 ANY_ID = r"[a-z]+_[0-9a-z]{26}"  #: Of an instance or a plan
 
 
-class Record(Protocol):
+class HasName(Protocol):
     """A row of one kind."""
 
     @property
     def name(self) -> str: ...
+
+
+class Record(HasName, Protocol):
+    """One whose specs have revisions."""
+
     @property
     def spec(self) -> BaseModel: ...
     @property
@@ -31,7 +37,7 @@ class Record(Protocol):
     def deleted_at(self) -> datetime | None: ...
 
 
-T = TypeVar("T")
+T = TypeVar("T", bound=HasName)
 R = TypeVar("R", bound=Record)
 S = TypeVar("S")
 P = TypeVar("P", bound=Page[Any])
@@ -61,7 +67,16 @@ class Listed(Generic[T, S]):
         async with self._repository.reading() as queries:
             found = await self._rows(queries).page(after, query.limit + 1, caller)
             records, cursor = one_page(found, query.limit, lambda each: each.name)
-            return into(items=await self._show(queries, records, caller), next_cursor=cursor)
+            return into(items=await self._show_readable(queries, records, caller), next_cursor=cursor)
+
+    async def _show_readable(self, queries: Queries, records: Sequence[T], caller: Identity) -> list[S]:
+        try:
+            return await self._show(queries, records, caller)
+        except ValueError as error:  # of a row that is read only now
+            if len(records) == 1:
+                say_unread(self._rows(queries).what, records[0].name, error)
+                return []
+        return [shown for each in records for shown in await self._show_readable(queries, [each], caller)]
 
     async def _shown(self, queries: Queries, name: str, caller: Identity) -> S:
         (shown,) = await self._show(queries, [await self._rows(queries).find(name, caller)], caller)

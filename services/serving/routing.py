@@ -90,7 +90,7 @@ class Routing:
             keys = {row.of: row.set_at for row in await queries.routing.keys()} if has_secrets else {}
             apps = {app.key: app for app in await queries.apps.routed()}
             fleets = {fleet.name: fleet.spec for fleet in await queries.fleets.all()} if apps else {}
-        specs = dict(readable(pools, lambda row: (row.name, PoolSpec.as_stored(row.spec)), _name, "pool"))
+        specs = dict(readable(pools, lambda row: (row.name, PoolSpec.as_stored(row.spec)), "pool", _name))
         of_apps = [row for row in rows if row.pool in apps and apps[row.pool].fleet in fleets]
         rows = [row for row in rows if row.pool in specs]
         places = {(name, place.name): place for name, spec in specs.items() for place in spec.places}
@@ -119,9 +119,9 @@ class Routing:
         return routing.RoutingTable(
             made_at=now,
             pools=[_pool(row, specs[row.name]) for row in pools if row.name in specs],
-            servers=[*readable(rows, server, _id, "instance"), *readable(endpoints, foreign, _name, "endpoint")],
+            servers=[*readable(rows, server, "instance", _id), *readable(endpoints, foreign, "endpoint", _name)],
             apps=[_app(app) for app in apps.values()],
-            app_servers=readable(of_apps, app_server, _id, "instance"),
+            app_servers=readable(of_apps, app_server, "instance", _id),
         )
 
 

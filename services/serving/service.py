@@ -18,7 +18,7 @@ from services.serving.carbon import CarbonZones
 from services.serving.named import ANY_ID, Named
 from services.serving.planning.plans import Plans
 from services.serving.repository import Queries, ServingRepository
-from services.serving.repository.instances import by_state
+from services.serving.repository.instances import by_state, minute_name
 from services.serving.repository.pools import PoolRecord
 from services.serving.repository.specs import SpecRows
 
@@ -98,9 +98,9 @@ class Pools(Named[PoolRecord, serving.Pool]):
             pool = await queries.pools.find(name, caller)
             before = read_cursor(query.cursor, ANY_ID)
             found = await queries.instances.page(pool, states=query.state, before=before, limit=query.limit + 1)
-            clocks = await queries.clocks.now([each.job_id for each in found if each.job_id is not None])
-        found = [each.model_copy(update={"clock": clocks.get(each.job_id or "")}) for each in found]
-        items, cursor = one_page(found, query.limit, lambda instance: instance.id)
+            items, cursor = one_page(found, query.limit, lambda instance: instance.id)
+            clocks = await queries.clocks.now([each.job_id for each in items if each.job_id is not None])
+        items = [each.model_copy(update={"clock": clocks.get(each.job_id or "")}) for each in items]
         return serving.InstanceList(items=items, next_cursor=cursor)
 
     async def clocks(self, name: str, query: serving.ClockHistoryQuery, caller: Identity) -> serving.ClockHistory:
@@ -113,7 +113,7 @@ class Pools(Named[PoolRecord, serving.Pool]):
             pool = await queries.pools.find(name, caller)
             position = read_cursor(query.cursor, rf"[0-9]{{1,11}}\.{ANY_ID}")
             found = await queries.clocks.history(pool, query, _minute_of(position) if position else None)
-        items, cursor = one_page(found, query.limit, lambda each: f"{each.start_at.timestamp():.0f}.{each.instance}")
+        items, cursor = one_page(found, query.limit, lambda each: minute_name(each.start_at, each.instance))
         return serving.ClockHistory(items=items, next_cursor=cursor)
 
     async def plan_now(self, name: str, caller: Identity) -> serving.PoolPlanDetail:

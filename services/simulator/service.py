@@ -78,10 +78,10 @@ class SimulatorService:
 
     async def page(self, query: simulations.SimulationQuery, caller: Identity) -> simulations.SimulationList:
         """Return one page of runs, newest first; ``ProblemError``: 422 for an invalid cursor."""
-        works, next_cursor = await self._work_queue.page(
-            caller, cursor=query.cursor, limit=query.limit, states=query.status, tenant=query.tenant
+        items, next_cursor = await self._work_queue.page(
+            caller, cursor=query.cursor, limit=query.limit, states=query.status, tenant=query.tenant, shown=_summary
         )
-        return simulations.SimulationList(items=[_summary(work) for work in works], next_cursor=next_cursor)
+        return simulations.SimulationList(items=items, next_cursor=next_cursor)
 
     async def cancel(self, simulation_id: str, caller: Identity) -> simulations.SimulationSummary:
         """Cancel a run; cancelling it again changes nothing.

@@ -27,6 +27,7 @@ from services.db.sealing import Sealer, SealError, open_instance_key
 from services.kit.command_stream import BATCH, BLOCK_MS
 from services.kit.logging import Log
 from services.kit.problems import ProblemError, conflict, not_found, unavailable
+from services.kit.readable import readable
 from services.kit.redis import hint
 from services.kit.routes import read_cursor, write_cursor
 from services.telemetry.batches import Batches
@@ -219,8 +220,11 @@ class Telemetry:
         shown = found[:limit]
         more = len(found) > len(shown)
         trends = await temperatures.trends(self.database, [row["id"] for row, _ in shown]) if query.trend else {}
+        items = readable(
+            shown, lambda each: _as_node(*each, trends.get(each[0]["id"])), "node", lambda each: each[0]["id"]
+        )
         return contracts.NodeList(
-            items=[_as_node(row, power, trends.get(row["id"])) for row, power in shown],
+            items=items,
             next_cursor=write_cursor(shown[-1][0]["id"]) if more else None,
         )
 
@@ -297,7 +301,8 @@ class Telemetry:
         return next(each for each in (await self.node(node_id)).partitions if each.gpu == gpu)
 
 
-def _as_node(row: Record, power: contracts.NodePower | None, trend: contracts.NodeTrend | None) -> contracts.Node:
+def _as_node(row: Record, powered: Record | None, trend: contracts.NodeTrend | None) -> contracts.Node:
+    power = None if powered is None else contracts.NodePower.as_stored(dict(powered))
     shown = {name: value for name, value in row.items() if name != "leased"}
     sleeps = power is not None and power.state in ASLEEP and not row["leased"]
     is_up = row["state"] == contracts.NodeState.UP and not sleeps

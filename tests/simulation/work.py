@@ -79,6 +79,9 @@ class _Row:
     claims: list[str] = field(default_factory=list[str])
     settled: int = 0
 
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name)
+
 
 class _Store:
     """The table, in the place of a ``WorkStore``."""
@@ -146,7 +149,11 @@ class _Store:
         row = self.rows[work_id]
         return await self._ask(lambda: row if tenant_id in (None, row.tenant_id) else None)
 
-    async def page(self, tenant_id: str, states: Any, cursor: str | None, limit: int, also: Any) -> list[_Row]:
+    def record(self, row: _Row) -> _Row:
+        """As of the real one."""
+        return row
+
+    async def listed(self, tenant_id: str, states: Any, cursor: str | None, limit: int, also: Any) -> list[_Row]:
         """As of the real one."""
         is_one = cursor is None or cursor in self.rows
         self._simulation.check("the database is asked for nothing that cannot be an id", is_one, str(cursor))
@@ -556,7 +563,8 @@ async def _steer(simulation: Simulation, store: _Store, works: WorkQueue) -> Non
                 found = await works.find(name, _of(tenant))
                 check("who looks for work finds his own", is_mine and found is row, name)
             case 1:
-                rows, after = await works.page(_of(tenant), cursor=name, limit=1, states=(), tenant=None)
+                asked: dict[str, Any] = {"cursor": name, "limit": 1, "states": (), "tenant": None}
+                rows, after = await works.page(_of(tenant), **asked, shown=lambda row: row)
                 check("a page is of what was asked for", row is not None and len(rows) <= 1, name)
                 check("a page has one after it if there is more", after is None or after == rows[-1].id, str(after))
             case _:

@@ -24,7 +24,7 @@ class Cells:
 
     async def get(self, name: str) -> Cell:
         async with self._engine.connect() as connection:
-            return found(next(iter(await CellRepository(connection).listed(name)), None), "cell")
+            return found(await CellRepository(connection).find(name), "cell")
 
     async def add(self, caller: Identity, spec: CellSpec) -> Cell:
         """Add a cell that answers to the key, and note who did.

@@ -28,7 +28,7 @@ from services.contracts.queries import AuditQuery
 from services.db import locks
 from services.db.tables import api_keys, audit_log, tenants, users
 from services.kit.ids import new_id, utc_now
-from services.kit.readable import Unread
+from services.kit.readable import BY_NAME, Unread
 
 _WORKING = (api_keys.c.revoked_at.is_(None), api_keys.c.expires_at.is_(None) | (api_keys.c.expires_at > func.now()))
 _VALID = (*_WORKING, ~exists().where(users.c.id == api_keys.c.user_id, users.c.disabled_at.is_not(None)))
@@ -109,12 +109,12 @@ class AccessRepository(Repository):
     async def user_of_id(self, user_id: str) -> User | None:
         return await self._one(select(users).where(users.c.id == user_id), User.as_stored)
 
-    async def users(self, tenant_id: str, after: str | None, limit: int) -> list[User]:
+    async def users(self, tenant_id: str, after: str | None, limit: int) -> list[User | Unread]:
         """Return up to ``limit`` users of a tenant in order of name, after ``after``."""
         query = select(users).where(users.c.tenant_id == tenant_id).order_by(users.c.name).limit(limit)
         if after is not None:
             query = query.where(users.c.name > after)
-        return await self._all(query, User.as_stored)
+        return await self._listed(query, User.as_stored, "user", BY_NAME)
 
     async def change_user(self, user_id: str, *, account: str | None, disabled_at: datetime | None) -> None:
         """Set a user's account, and since when the user has been disabled."""
@@ -181,7 +181,7 @@ class AccessRepository(Repository):
             query = query.where(api_keys.c.id < before_id)
         return await self._listed(query, ApiKey.as_stored, "key")
 
-    async def audit(self, asked: AuditQuery, before: int | None, limit: int) -> list[tuple[int, AuditEntry]]:
+    async def audit(self, asked: AuditQuery, before: int | None, limit: int) -> list[tuple[int, AuditEntry] | Unread]:
         """Return up to ``limit`` of the entries asked for, newest first, before ``before``, with their places."""
         query = select(audit_log).order_by(audit_log.c.sequence.desc()).limit(limit)
         if before is not None:
@@ -192,7 +192,12 @@ class AccessRepository(Repository):
             query = query.where(audit_log.c.at < asked.until)
         if asked.action is not None:
             query = query.where(audit_log.c.action.startswith(asked.action, autoescape=True))
-        return await self._all(query, lambda row: (row["sequence"], AuditEntry.as_stored(row)))
+        return await self._listed(
+            query,
+            lambda row: (row["sequence"], AuditEntry.as_stored(row)),
+            "audit entry",
+            lambda row: str(row["sequence"]),
+        )
 
     async def lock_admin_keys(self) -> None:
         """Let one transaction at a time check which admin keys are valid and change that."""

@@ -4,6 +4,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Collection, Sequence
+from operator import attrgetter
 from typing import Any
 
 from sqlalchemy import Row, TextClause, and_, func, text, update
@@ -131,7 +132,7 @@ class ArrayRepository(Repository):
                 labels[key] = value if labels.get(key, value) == value else [value]
             given["label"] = json.dumps(labels)
         rows = await self._found(given, wanted.limit + 1)
-        return each_readable(rows, _array, lambda row: row.id, "array")
+        return each_readable(rows, _array, "array", attrgetter("id"))
 
     async def find(self, array_id: str, caller: Identity) -> JobArray | None:
         """Return an array if it exists and the caller may see it."""

@@ -107,7 +107,7 @@ class BudgetRepository(Repository):
         query = select(budgets).order_by(budgets.c.tenant_id, budgets.c.project, budgets.c.quantity)
         if tenant_id is not None:
             query = query.where(budgets.c.tenant_id == tenant_id)
-        return await self._all(query.with_for_update() if lock else query, _budget)
+        return await self._readable(query.with_for_update() if lock else query, _budget, "budget")
 
     async def remove(self, budget_id: str) -> bool:
         """Delete a budget; return whether there was one."""

@@ -14,6 +14,7 @@ from services.core.domain.reasons import Reason
 from services.db import locks
 from services.db.database import dumps
 from services.db.job_specs import MAX_GPUS, MAY_MOVE
+from services.kit.readable import BY_NAME
 
 DOUBT_S = 600.0
 """Within so long a submission that was not answered has arrived or never will: the gateway's own limits are shorter."""
@@ -306,9 +307,13 @@ class CellRepository(Repository):
     async def cells(self) -> list[CellRow]:
         return await self._all(_CELLS, lambda row: CellRow(**row))
 
-    async def listed(self, name: str | None = None) -> list[Cell]:
-        """Return the cells, or one, as operators see them."""
-        return await self._all(_LISTED.bindparams(name=name), Cell.as_stored)
+    async def listed(self) -> list[Cell]:
+        """Return the cells as operators see them."""
+        return await self._readable(_LISTED.bindparams(name=None), Cell.as_stored, "cell", BY_NAME)
+
+    async def find(self, name: str) -> Cell | None:
+        """Return one cell likewise."""
+        return await self._one(_LISTED.bindparams(name=name), Cell.as_stored)
 
     async def add(self, **values: Any) -> bool:
         """Add a cell; return False if there is one of this name."""

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Row, RowMapping, Select, and_, func, insert, or_, select, text, true, update
@@ -150,7 +151,7 @@ class JobRepository(Repository):
     async def page(self, wanted: JobQuery) -> list[Job | Unread]:
         """Return a page of jobs and one more, newest first, and what stands for one that cannot be read."""
         query = _WITH_ALL.where(*conditions(wanted)).order_by(jobs.c.id.desc()).limit(wanted.limit + 1)
-        return each_readable(await self._connection.execute(query), _job, lambda row: row.id, "job")
+        return each_readable(await self._connection.execute(query), _job, "job", attrgetter("id"))
 
     async def counts(self, caller: Identity) -> JobCounts:
         """Count the jobs that have not ended and that the caller may see."""

@@ -12,6 +12,7 @@ from services.admission.repository import Repository
 from services.contracts.secrets import Secret
 from services.db.locks import SECRETS, UPLOADS
 from services.db.tables import secrets, upload_chunks, uploads
+from services.kit.readable import BY_NAME
 
 # One that a submission is just naming is locked by it, and stays.
 _CLEAR = text("""
@@ -169,7 +170,7 @@ class SecretRepository(Repository):
     async def all(self, tenant_id: str) -> list[Secret]:
         """Return a tenant's secrets without their values, ordered by name."""
         query = select(*_SHOWN).where(secrets.c.tenant_id == tenant_id).order_by(secrets.c.name, secrets.c.project)
-        return await self._all(query, _secret)
+        return await self._readable(query, _secret, "secret", BY_NAME)
 
     async def remove(self, tenant_id: str, project: str, name: str) -> bool:
         """Delete a secret; return whether there was one."""

@@ -11,7 +11,6 @@ from services.admission.repository import Repository
 from services.admission.repository.events import LAST, Position
 from services.contracts.webhooks import Webhook, WebhookDelivery, WebhookEvent, WebhookSpec
 from services.db.tables import webhook_deliveries, webhook_events, webhooks
-from services.kit.readable import Unread
 
 SHOWN = 20
 PAGE = 500
@@ -149,7 +148,7 @@ class WebhookRepository(Repository):
         query = select(webhooks).order_by(webhooks.c.id)
         if tenant_id is not None:
             query = query.where(webhooks.c.tenant_id == tenant_id)
-        return [each for each in await self._listed(query, _webhook, "webhook") if not isinstance(each, Unread)]
+        return await self._readable(query, _webhook, "webhook")
 
     async def count(self, tenant_id: str) -> int:
         """Return how many webhooks a tenant has; the tenant's row is locked, so that none is added meanwhile."""
@@ -173,7 +172,7 @@ class WebhookRepository(Repository):
         """Return the last messages of a webhook, newest first."""
         query = select(webhook_deliveries).where(webhook_deliveries.c.webhook_id == webhook_id)
         query = query.order_by(webhook_deliveries.c.id.desc()).limit(SHOWN)
-        return await self._all(query, _delivery)
+        return await self._readable(query, _delivery, "delivery")
 
     async def delivery(self, delivery_id: str) -> WebhookDelivery | None:
         """Return a message; None if its webhook was deleted meanwhile."""

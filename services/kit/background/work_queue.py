@@ -3,7 +3,7 @@
 import hashlib
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 
@@ -23,10 +23,13 @@ from services.kit.background.settings import WorkSettings
 from services.kit.ids import new_id
 from services.kit.logging import Log
 from services.kit.problems import ProblemError, key_reused, not_found
+from services.kit.readable import readable
 from services.kit.repeating import repeat
 from services.kit.routes import not_a_cursor
 
 log = Log(__name__)
+
+T = TypeVar("T")
 
 
 def sha256(kind: str, document: Any) -> bytes:
@@ -100,8 +103,12 @@ class WorkQueue:
         states: Sequence[str],
         tenant: str | None,
         also: Mapping[str, Any] | None = None,
-    ) -> tuple[Sequence[WorkRecord], str | None]:
+        shown: Callable[[WorkRecord], T],
+    ) -> tuple[list[T], str | None]:
         """Return one page of work, newest first, and the next page's cursor; only operators can choose the ``tenant``.
+
+        Args:
+            shown: Returns what the page has of a piece of work.
 
         Raises:
             ProblemError: 422 for an invalid cursor.
@@ -109,8 +116,9 @@ class WorkQueue:
         if cursor is not None and not self._id.fullmatch(cursor):
             raise not_a_cursor()
         tenant_id = tenant if caller.is_operator else caller.tenant_id
-        rows = await self._store.page(tenant_id, states, cursor, limit + 1, also)
-        return rows[:limit], rows[limit - 1].id if len(rows) > limit else None
+        rows = await self._store.listed(tenant_id, states, cursor, limit + 1, also)
+        items = readable(rows[:limit], lambda row: shown(self._store.record(row)), self._what)
+        return items, rows[limit - 1]["id"] if len(rows) > limit else None
 
     async def cancel(self, work_id: str, caller: Identity) -> WorkRecord:
         """Cancel work and return it; cancelling it again changes nothing.

@@ -3,6 +3,7 @@
 import hashlib
 import math
 from datetime import UTC, datetime, timedelta
+from operator import attrgetter
 
 from services.contracts import grid
 from services.contracts.codes import ProblemCode
@@ -12,6 +13,7 @@ from services.db import audit
 from services.db.database import Connection, Database
 from services.kit.ids import new_id
 from services.kit.problems import ProblemError, conflict, invalid, key_reused, not_found
+from services.kit.readable import Unread, each_readable
 from services.scheduler.grid.reports import reported
 from services.scheduler.repository import orders, snapshots
 from services.scheduler.repository.orders import BEFORE_S, LineRow, NewOrder, OrderRow
@@ -132,11 +134,12 @@ class GridOrders:
             rows = await orders.of_key(connection, key_id)
         return {row.idempotency_key: shown(row) for row in rows if row.idempotency_key is not None}
 
-    async def page(self, before: str | None, limit: int, caller: Identity) -> list[grid.GridOrder]:
+    async def page(self, before: str | None, limit: int, caller: Identity) -> list[grid.GridOrder | Unread]:
         """Return the orders made before one, the newest first."""
         key_id = None if caller.is_operator else caller.key_id
         async with self._database.connection() as connection:
-            return [shown(row) for row in await orders.page(connection, before, limit, key_id)]
+            rows = await orders.page(connection, before, limit, key_id)
+        return each_readable(rows, shown, "order", attrgetter("id"))
 
 
 async def prepare(database: Database) -> None:

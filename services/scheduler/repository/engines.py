@@ -2,12 +2,14 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
+from operator import itemgetter
 from typing import NamedTuple
 
 from services.contracts.engines import Engine, EngineDay, EngineHours, EngineWaiting
 from services.db.database import Connection
 from services.db.job_rows import TAKEN
-from services.db.rows import fetch_messages, fetch_rows
+from services.db.rows import fetch_rows
+from services.kit.readable import BY_NAME, readable_messages
 from services.scheduler.repository.documents import Json, StoredShare
 
 LOCK_UNFOLDED = """
@@ -426,22 +428,24 @@ async def replace_claims(connection: Connection, gone: Collection[Claim], new: C
 
 async def engines(connection: Connection) -> list[Engine]:
     """Return the engines that have ever been reported."""
-    return await fetch_messages(connection, Engine, ENGINES)
+    return readable_messages(Engine, await connection.fetch(ENGINES), BY_NAME)
 
 
 async def days(connection: Connection, within_days: int, engine: str) -> list[EngineDay]:
     """Return the last days of an engine, newest first."""
-    return await fetch_messages(connection, EngineDay, DAYS_OF_ONE, within_days, engine)
+    rows = await connection.fetch(DAYS_OF_ONE, within_days, engine)
+    return readable_messages(EngineDay, rows, itemgetter("day"))
 
 
 async def waiting(connection: Connection, engine: str, *, held: bool) -> list[EngineWaiting]:
     """Return jobs that wait, those that are held back longest first; with ``held`` these alone."""
-    return await fetch_messages(connection, EngineWaiting, WAITING, engine, held)
+    rows = await connection.fetch(WAITING, engine, held)
+    return readable_messages(EngineWaiting, rows, lambda row: str(row["number"]))
 
 
 async def hours(connection: Connection, engine: str) -> list[EngineHours]:
     """Return the GPU hours of the last seven days by why their jobs were left alone."""
-    return await fetch_messages(connection, EngineHours, HOURS, engine)
+    return readable_messages(EngineHours, await connection.fetch(HOURS, engine), lambda row: str(row["why_not"]))
 
 
 async def is_known(connection: Connection, engine: str) -> bool:

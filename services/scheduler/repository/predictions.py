@@ -7,7 +7,8 @@ from services.contracts.predictions import LengthModel
 from services.db.database import Connection
 from services.db.job_specs import MIN_GPUS
 from services.db.lengths import AMOUNT, MEASURED
-from services.db.rows import fetch_messages, fetch_row
+from services.db.rows import fetch_row
+from services.kit.readable import readable_messages
 
 ACTIVE = "SELECT id FROM length_models WHERE is_active AND group_version = $1"
 
@@ -95,4 +96,4 @@ async def prediction(connection: Connection, job_id: str) -> PredictionRow | Non
 
 async def models(connection: Connection) -> list[LengthModel]:
     """Return the versions of the model, newest first, without their contents."""
-    return await fetch_messages(connection, LengthModel, MODELS)
+    return readable_messages(LengthModel, await connection.fetch(MODELS))

@@ -8,6 +8,7 @@ from services.contracts.policies import PlanSummary
 from services.db import nodes
 from services.db.database import Connection
 from services.db.rows import fetch_messages, fetch_row
+from services.kit.readable import Unread, messages_of
 from services.scheduler.repository import gangs
 from services.scheduler.repository.documents import Json
 
@@ -185,10 +186,11 @@ async def topology(connection: Connection) -> str:
     return await connection.fetchval("SELECT topology FROM scheduler_state WHERE id = 1") or ""
 
 
-async def plans(connection: Connection, before: int | None, limit: int) -> list[PlanSummary]:
+async def plans(connection: Connection, before: int | None, limit: int) -> list[PlanSummary | Unread]:
     """Return recorded rounds, newest first, below number ``before``."""
     query = f"{PLANS} WHERE $1::bigint IS NULL OR round < $1 ORDER BY round DESC LIMIT $2"
-    return await fetch_messages(connection, PlanSummary, query, before, limit)
+    rows = await connection.fetch(query, before, limit)
+    return messages_of(PlanSummary, rows, lambda row: str(row["round"]))
 
 
 async def plan(connection: Connection, number: int) -> list[PlanSummary]:

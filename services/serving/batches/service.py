@@ -4,6 +4,7 @@ import contextlib
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from sqlalchemy.exc import DBAPIError
 
@@ -13,6 +14,7 @@ from services.contracts.identity import Identity
 from services.kit.disk import DiskWatch
 from services.kit.ids import new_id
 from services.kit.problems import ProblemError, conflict
+from services.kit.readable import Unread
 from services.serving.repository import Queries, ServingRepository
 from services.serving.settings import ServingSettings
 
@@ -124,8 +126,7 @@ class Batches:
             found = await queries.batches.files(
                 caller.tenant_id, limit + 1, purpose=purpose, after=after, ascending=ascending
             )
-        first, last = _ends(found[:limit])
-        return batches.BatchFileList(data=found[:limit], first_id=first, last_id=last, has_more=len(found) > limit)
+        return batches.BatchFileList(**_page(found, limit))
 
     async def file(self, caller: Identity, file_id: str) -> batches.BatchFile:
         """Return a file without its content, or raise ProblemError 404."""
@@ -162,7 +163,7 @@ class Batches:
             keep_s = float(request.output_expires_after.seconds)
         batch_id = new_id("batch")
         async with self._repository.writing() as queries:
-            if not await queries.batches.files(caller.tenant_id, 1, file_id=request.input_file_id):
+            if not await queries.batches.has_file(caller.tenant_id, request.input_file_id):
                 raise _refused(400, f"There is no file {request.input_file_id[:100]} with the purpose batch.")
             await queries.batches.add(
                 batch_id,
@@ -180,8 +181,7 @@ class Batches:
         """Return a page of batches, newest first."""
         async with self._repository.reading() as queries:
             found = await queries.batches.page(caller.tenant_id, limit + 1, after=after)
-        first, last = _ends(found[:limit])
-        return batches.BatchList(data=found[:limit], first_id=first, last_id=last, has_more=len(found) > limit)
+        return batches.BatchList(**_page(found, limit))
 
     async def find(self, caller: Identity, batch_id: str) -> batches.Batch:
         """Return a batch, or raise ProblemError 404."""
@@ -202,8 +202,11 @@ class Batches:
         return found
 
 
-def _ends(page: Sequence[batches.BatchFile | batches.Batch]) -> tuple[str | None, str | None]:
-    return (page[0].id, page[-1].id) if page else (None, None)
+def _page(found: Sequence[batches.BatchFile | batches.Batch | Unread], limit: int) -> dict[str, Any]:
+    page = found[:limit]
+    first, last = (page[0].id, page[-1].id) if page else (None, None)
+    data = [each for each in page if not isinstance(each, Unread)]
+    return {"data": data, "first_id": first, "last_id": last, "has_more": len(found) > limit}
 
 
 def _refused(status: int, detail: str, code: ProblemCode = ProblemCode.INVALID_REQUEST) -> ProblemError:

@@ -7,6 +7,7 @@ differs from the one that its newest plan was made for.
 import re
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
+from operator import attrgetter
 
 from services.contracts import apps
 from services.contracts.codes import ProblemCode
@@ -17,6 +18,7 @@ from services.contracts.queries import PageQuery
 from services.contracts.routing import EVERY_TENANT
 from services.contracts.serving import InstanceQuery, InstanceState
 from services.kit.problems import ProblemError, conflict, invalid, not_found
+from services.kit.readable import readable
 from services.kit.routes import one_page, read_cursor
 from services.kit.starts import check_start
 from services.serving.carbon import CarbonZones
@@ -79,7 +81,8 @@ class Fleets(Named[FleetRecord, apps.Fleet]):
             own = (await queries.fleets.apps_of([name], caller))[name]
         records, cursor = one_page(found, query.limit, lambda plan: plan.id)
         own = None if caller.is_operator else own
-        return apps.FleetPlanList(items=[show_plan(each, own) for each in records], next_cursor=cursor)
+        items = readable(records, lambda plan: show_plan(plan, own), "plan", attrgetter("id"))
+        return apps.FleetPlanList(items=items, next_cursor=cursor)
 
     async def apply(self, name: str, plan_id: str, caller: Identity) -> apps.FleetPlan:
         """Carry out a proposal; repeating this changes nothing.

@@ -83,7 +83,7 @@ class EventWatch:
         """Read the plans that are not known yet; None stands for one that has no result or cannot be read."""
         new = [plan_id for plan_id in plans if plan_id not in self._known]
         made = {plan_id: each for plan_id in new if (each := await queries.plans.made(plan_id)) is not None}
-        found = readable(made.items(), lambda each: _standing(*each), lambda each: each[0], "plan")
+        found = readable(made.items(), lambda each: _standing(*each), "plan", lambda each: each[0])
         self._known |= dict.fromkeys(new) | {each.plan_id: each for each in found}
 
     def _is_due(self, standing: Standing, event: PlanTrigger, now: datetime) -> bool:

@@ -12,6 +12,7 @@ from sqlalchemy.dialects.postgresql import insert as upsert
 from services.contracts.apps import AppInstance, AppObservation, AppObservations, AppSpec
 from services.contracts.serving import InstanceState
 from services.db.tables import app_observations, apps, pool_instances
+from services.kit.readable import Unread, each_readable
 from services.serving.instances import APP_PREFIX
 from services.serving.repository.fleets import variant_and_slice
 from services.serving.repository.specs import SpecRows, record_of
@@ -167,15 +168,16 @@ class AppRows(SpecRows[AppRecord]):
 
     async def instances(
         self, app: AppRecord, *, states: Sequence[InstanceState], before: str | None, limit: int
-    ) -> list[AppInstance]:
+    ) -> list[AppInstance | Unread]:
         values = {"key": app.key, "since": app.created_at, "states": [state.value for state in states]}
         values |= {"before": before, "limit": limit}
-        found: list[AppInstance] = []
-        for row in await self._rows(INSTANCES, values):
+
+        def read(row: RowMapping) -> AppInstance:
             variant, size = variant_and_slice(row["mode"])
             shown = {name: value for name, value in row.items() if name != "mode"}
-            found.append(AppInstance.model_validate({**shown, "variant": variant, "slice": size}))
-        return found
+            return AppInstance.model_validate({**shown, "variant": variant, "slice": size})
+
+        return each_readable(await self._rows(INSTANCES, values), read, "instance")
 
     # What routers saw
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from sqlalchemy import Row, text
@@ -161,7 +162,7 @@ class BatchWorkRows(Rows):
             if row.model is not None:
                 found[row.id].waiting[row.model], found[row.id].sent[row.model] = row.waiting, row.sent
 
-        readable(await self._connection.execute(_OPEN), read, lambda row: row.id, "batch")
+        readable(await self._connection.execute(_OPEN), read, "batch", attrgetter("id"))
         return list(found.values())
 
     async def take_back(self, kept: Collection[str]) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import Any
 
 from sqlalchemy import Row, text
@@ -9,7 +10,8 @@ from sqlalchemy import Row, text
 from services.contracts.batches import Batch, BatchCarbon, BatchErrors, BatchFile, RequestCounts
 from services.contracts.identity import Identity
 from services.core.domain.units import J_PER_KWH
-from services.kit.problems import not_found
+from services.kit.problems import found, not_found
+from services.kit.readable import Unread, each_readable
 from services.serving.repository.specs import Rows
 
 _ADD_FILE = text("""
@@ -85,21 +87,26 @@ class BatchRows(Rows):
         tenant_id: str,
         limit: int,
         *,
-        file_id: str | None = None,
         purpose: str | None = None,
         after: str | None = None,
         ascending: bool = False,
-    ) -> list[BatchFile]:
+    ) -> list[BatchFile | Unread]:
         """Return complete files, newest first unless ``ascending``."""
-        values = {"tenant": tenant_id, "id": file_id, "purpose": purpose, "after": after}
+        values = {"tenant": tenant_id, "id": None, "purpose": purpose, "after": after}
         values |= {"ascending": ascending, "limit": limit}
-        return [_file(row) for row in await self._connection.execute(_FILES, values)]
+        return each_readable(await self._connection.execute(_FILES, values), _file, "file", attrgetter("id"))
 
     async def file(self, tenant_id: str, file_id: str) -> BatchFile:
         """Return a complete file; ``ProblemError``: 404 if there is none."""
-        for found in await self.files(tenant_id, 1, file_id=file_id):
-            return found
-        raise not_found("file")
+        return _file(found(await self._file_row(tenant_id, file_id), "file"))
+
+    async def has_file(self, tenant_id: str, file_id: str) -> bool:
+        """Return whether there is such a complete file."""
+        return await self._file_row(tenant_id, file_id) is not None
+
+    async def _file_row(self, tenant_id: str, file_id: str) -> Row[Any] | None:
+        values = {"tenant": tenant_id, "id": file_id, "purpose": None, "after": None, "ascending": False, "limit": 1}
+        return (await self._connection.execute(_FILES, values)).one_or_none()
 
     async def chunk(self, tenant_id: str, file_id: str, number: int) -> bytes | None:
         """Return a part of a file; None after the last one."""
@@ -128,18 +135,15 @@ class BatchRows(Rows):
         written = None if metadata is None else json.dumps(dict(metadata))
         await self._connection.execute(_ADD_BATCH, {**values, "metadata": written})
 
-    async def page(
-        self, tenant_id: str, limit: int, *, batch_id: str | None = None, after: str | None = None
-    ) -> list[Batch]:
+    async def page(self, tenant_id: str, limit: int, *, after: str | None = None) -> list[Batch | Unread]:
         """Return batches, newest first."""
-        values = {"tenant": tenant_id, "id": batch_id, "after": after, "limit": limit}
-        return [batch_of(row) for row in await self._connection.execute(_BATCHES, values)]
+        values = {"tenant": tenant_id, "id": None, "after": after, "limit": limit}
+        return each_readable(await self._connection.execute(_BATCHES, values), batch_of, "batch", attrgetter("id"))
 
     async def find(self, tenant_id: str, batch_id: str) -> Batch:
         """Return a batch; ``ProblemError``: 404 if there is none."""
-        for found in await self.page(tenant_id, 1, batch_id=batch_id):
-            return found
-        raise not_found("batch")
+        values = {"tenant": tenant_id, "id": batch_id, "after": None, "limit": 1}
+        return batch_of(found((await self._connection.execute(_BATCHES, values)).one_or_none(), "batch"))
 
     async def cancel(self, tenant_id: str, batch_id: str) -> bool:
         """Have a batch end as soon as may be; return whether it had not begun to end."""

@@ -3,6 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from sqlalchemy import text
@@ -170,8 +171,8 @@ async def read_cluster(connection: AsyncConnection) -> Cluster:
         needs[pool].planned.extend(_not_made(pool, spec, planned, made))
         needs[pool].in_force.extend(_not_made(pool, spec, in_force or [], made))
 
-    readable(_rows(row.awaited), awaits, lambda found: found[0], "instance of")
-    readable(_rows(row.planned), plans, lambda found: found[0], "pool")
+    readable(_rows(row.awaited), awaits, "instance of", itemgetter(0))
+    readable(_rows(row.planned), plans, "pool", itemgetter(0))
     return Cluster(
         nodes=[
             ClusterNode(node, zone, labels, {each["index"]: each["model"] for each in devices})

@@ -17,6 +17,7 @@ from services.contracts.serving import InstanceState
 from services.core.domain.mig import placed
 from services.db.gpu_partitions import RELEASE, WANT
 from services.db.tables import apps, fleet_plans, fleets, gpu_partitions
+from services.kit.readable import Unread, each_readable
 from services.serving.fleets.assignment import (
     UNKNOWN,
     Assignment,
@@ -205,11 +206,11 @@ class FleetRows(SpecRows[FleetRecord]):
         row = await self._row(select(fleet_plans).where(fleet_plans.c.fleet == fleet, fleet_plans.c.id == plan_id))
         return None if row is None else _plan(row)
 
-    async def plans(self, fleet: str, before: str | None, limit: int) -> list[PlanRecord]:
+    async def plans(self, fleet: str, before: str | None, limit: int) -> list[PlanRecord | Unread]:
         query = select(fleet_plans).where(fleet_plans.c.fleet == fleet).order_by(fleet_plans.c.id.desc()).limit(limit)
         if before is not None:
             query = query.where(fleet_plans.c.id < before)
-        return [_plan(row) for row in await self._rows(query)]
+        return each_readable(await self._rows(query), _plan, "plan")
 
     async def evaluations(self, fleet: str, start_at: datetime, end_at: datetime) -> list[FleetEvaluation]:
         """Return the evaluations of searches by measurement that began in a period, in order."""

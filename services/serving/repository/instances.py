@@ -25,7 +25,7 @@ from services.contracts.serving import (
 from services.core.domain.jobs import JobState
 from services.core.domain.reasons import Reason
 from services.db.tables import pool_instances
-from services.kit.readable import readable
+from services.kit.readable import BY_NAME, Unread, each_readable, readable
 from services.serving.controller.advance import Change
 from services.serving.controller.diff import Combination, Life
 from services.serving.instances import (
@@ -148,8 +148,8 @@ class InstanceRows(Rows):
 
     async def owners(self) -> list[InstanceOwner]:
         """Return the pools and applications that can be read."""
-        pools = readable(await self._rows(ALL_POOLS), _pool, lambda row: row["name"], "pool")
-        return pools + readable(await self._rows(ALL_APPS), _app, lambda row: row["name"], "app")
+        pools = readable(await self._rows(ALL_POOLS), _pool, "pool", BY_NAME)
+        return pools + readable(await self._rows(ALL_APPS), _app, "app", BY_NAME)
 
     async def lock(self, owner: InstanceOwner) -> InstanceOwner | None:
         """Return and lock a pool or an application; None if it is gone, or another process holds the lock."""
@@ -160,12 +160,12 @@ class InstanceRows(Rows):
     async def lock_in(self, cluster: str, tenant_id: str) -> tuple[list[InstanceOwner], bool]:
         """Return and lock a tenant's pools that name a cluster or have instances there, and whether all can be read."""
         rows = await self._rows(LOCK_IN_CLUSTER, {"cluster": cluster, "tenant": tenant_id})
-        found = readable(rows, _pool, lambda row: row["name"], "pool")
+        found = readable(rows, _pool, "pool", BY_NAME)
         return found, len(found) == len(rows)
 
     async def live(self) -> list[Instance]:
         """Return the instances that have not ended and can be read, the oldest first."""
-        return readable(await self._rows(LIVE, {"pool": None}), _instance, lambda row: row["id"], "instance")
+        return readable(await self._rows(LIVE, {"pool": None}), _instance, "instance")
 
     async def live_of(self, owner: InstanceOwner) -> list[Instance]:
         """Return an owner's instances that have not ended, the oldest first.
@@ -231,7 +231,7 @@ class InstanceRows(Rows):
 
     async def page(
         self, pool: PoolRecord, *, states: Sequence[InstanceState], before: str | None, limit: int
-    ) -> list[PoolInstance]:
+    ) -> list[PoolInstance | Unread]:
         """Return a pool's instances, newest first."""
         c = pool_instances.c
         columns = [c[field] for field in PoolInstance.model_fields if field != "clock"]
@@ -239,8 +239,8 @@ class InstanceRows(Rows):
         query = select(*columns).where(c.pool == pool.name, c.created_at >= pool.created_at, c.state.in_(states))
         if before is not None:
             query = query.where(c.id < before)
-        rows = (await self._connection.execute(query.order_by(c.id.desc()).limit(limit))).mappings()
-        return [PoolInstance.model_validate(dict(row)) for row in rows]
+        rows = await self._rows(query.order_by(c.id.desc()).limit(limit))
+        return each_readable(rows, lambda row: PoolInstance.model_validate(dict(row)), "instance")
 
 
 def by_state(counts: Mapping[tuple[InstanceState, str], int]) -> dict[InstanceState, int]:
@@ -348,13 +348,23 @@ class ClockRows(Rows):
 
     async def history(
         self, pool: PoolRecord, query: ClockHistoryQuery, before: tuple[datetime, str] | None
-    ) -> list[InstanceClockMinute]:
+    ) -> list[InstanceClockMinute | Unread]:
         """Return minutes of clocks, newest first, one more than asked; if given, those before a minute and instance."""
         before_at, before_id = before or (None, None)
         terms = query.model_dump(include={"instance", "since", "until"}) | {"limit": query.limit + 1}
         terms |= {"pool": pool.name, "made_at": pool.created_at, "before_at": before_at, "before_id": before_id}
         rows = await self._rows(HISTORY, terms)
-        return [InstanceClockMinute.model_validate({name: row[name] for name in _MINUTE}) for row in rows]
+        return each_readable(
+            rows,
+            lambda row: InstanceClockMinute.model_validate({name: row[name] for name in _MINUTE}),
+            "minute",
+            lambda row: minute_name(row["start_at"], row["instance"]),
+        )
+
+
+def minute_name(start_at: datetime, instance: str) -> str:
+    """Return the position of a minute of an instance in their list."""
+    return f"{start_at.timestamp():.0f}.{instance}"
 
 
 def _clock(row: RowMapping) -> InstanceClock:

@@ -12,6 +12,7 @@ from services.contracts.background import WorkFailure, WorkState
 from services.contracts.serving import EVENTS, RESCUES, PlanOutcome, PoolPlanDetail, PoolPlanSummary
 from services.db.background import LIVE, WorkRepository
 from services.db.tables import pool_plans, pools
+from services.kit.readable import Unread, each_readable
 from services.serving.repository.pools import EPOCH, PoolRecord, planned_every, pool_record
 from services.serving.repository.specs import Rows, record_of
 
@@ -229,15 +230,15 @@ class PlanRows(Rows):
 
     async def page(
         self, pool: str, *, outcomes: Sequence[PlanOutcome], before: str | None, limit: int
-    ) -> list[PoolPlanSummary]:
+    ) -> list[PoolPlanSummary | Unread]:
         """Return a pool's plans, newest first."""
         query = _of_pool(pool, SUMMARY)
         if outcomes:
             query = query.where(pool_plans.c.outcome.in_(outcomes))
         if before is not None:
             query = query.where(pool_plans.c.id < before)
-        rows = (await self._connection.execute(query.order_by(pool_plans.c.id.desc()).limit(limit))).mappings()
-        return [PoolPlanSummary.model_validate(dict(row)) for row in rows]
+        rows = await self._rows(query.order_by(pool_plans.c.id.desc()).limit(limit))
+        return each_readable(rows, lambda row: PoolPlanSummary.model_validate(dict(row)), "plan")
 
     async def find(self, pool: str, plan_id: str) -> PoolPlanDetail | None:
         """Return a complete plan of a pool, if there is one."""

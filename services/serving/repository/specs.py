@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from services.contracts.identity import Identity
 from services.kit.problems import not_found
-from services.kit.readable import Unread, each_readable, readable
+from services.kit.readable import BY_NAME, Unread, each_readable, readable
 
 Lock = Literal["share", "update", "free"]
 """``share`` keeps a row from being changed, ``update`` also from being locked; ``free`` passes over one that is."""
@@ -77,12 +77,12 @@ class SpecRows(Rows, Generic[R]):
     async def all(self) -> list[R]:
         """Return all rows that can be read, by name."""
         rows = await self._rows(select(self.table).order_by(self.table.c.name))
-        return readable(rows, self._record, lambda row: row["name"], self.what)
+        return readable(rows, self._record, self.what, BY_NAME)
 
     async def page(self, after: str | None, limit: int, caller: Identity | None = None) -> list[R | Unread]:
         """Return rows by name; without a caller, those of all tenants. One that cannot be read has a stand-in."""
         rows = await self._rows(self._listed(select(self.table), after, limit, caller))
-        return each_readable(rows, self._record, lambda row: row["name"], self.what)
+        return each_readable(rows, self._record, self.what, BY_NAME)
 
     async def add(self, name: str, spec: BaseModel, caller: Identity, **columns: Any) -> bool:
         """Add a row, and return whether the name was free."""

@@ -1,11 +1,13 @@
 """Past jobs, the tenant of a job, and what a node needs to start one."""
 
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from services.contracts.queries import PastJobsQuery
 from services.contracts.reports import PastJob
 from services.db.database import Database, Record
-from services.db.rows import fetch_messages, fetch_row
+from services.db.rows import fetch_row
+from services.kit.readable import Unread, messages_of
 
 # Ids sort by the time of submission, so a page needs no sort and a cursor is an id.
 PAST_JOBS = """
@@ -36,11 +38,11 @@ OWNER = "SELECT tenant_id, project FROM reported_jobs WHERE id = $1"
 
 async def past_jobs(
     database: Database, query: PastJobsQuery, tenant_id: str | None, project: str | None, after: str | None
-) -> list[PastJob]:
+) -> list[PastJob | Unread]:
     """Return the jobs submitted in a period, one more than its limit, in order, from after the job ``after``."""
     given = query.start, query.end, tenant_id, project, after, query.limit + 1
     async with database.connection() as connection:
-        return await fetch_messages(connection, PastJob, PAST_JOBS, *given)
+        return messages_of(PastJob, await connection.fetch(PAST_JOBS, *given), itemgetter("job_id"))
 
 
 async def owner_of(database: Database, job_id: str) -> Record | None:

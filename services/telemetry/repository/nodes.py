@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from services.contracts.identity import Identity
-from services.contracts.nodes import NodePower, NodeRegistration
+from services.contracts.nodes import NodeRegistration
 from services.core.accounting.meters import UNKNOWN_HOST_W, board_most_w
 from services.db import audit, gpu_partitions
 from services.db.database import Connection, Database, Record
@@ -152,16 +152,15 @@ async def nodes(
     after: str | None = None,
     limit: int | None = None,
     clocks: bool = True,
-) -> list[tuple[Record, NodePower | None]]:
+) -> list[tuple[Record, Record | None]]:
     """Return all nodes, one node, or at most ``limit`` after the one named ``after``, with power states, by name.
 
     The columns are fields of ``contracts.nodes.Node``, and ``leased``: whether its lease holds. Without ``clocks``,
     which are most of what there is to read, devices do not state theirs.
     """
     async with database.connection() as connection:
-        states = [dict(record) for record in await connection.fetch(NODE_POWER, node_id)]
+        power = {row["node_id"]: row for row in await connection.fetch(NODE_POWER, node_id)}
         found = await connection.fetch(_NODES, node_id, after, limit, clocks)
-    power = {state.pop("node_id"): NodePower.model_validate(state) for state in states}
     return [(row, power.get(row["id"])) for row in found]
 
 
