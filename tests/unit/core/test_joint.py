@@ -296,6 +296,20 @@ def test_an_outlook_that_ended_stands_for_the_days_after_it(ended_s: float) -> N
     assert intensity[0] == curve.at(NOON_S - days * 24 * HOUR_S)
 
 
+@pytest.mark.parametrize("replayed", [1.0, 60.0, 240.0, 3600.0])
+def test_hours_are_chosen_in_a_replay_as_in_the_days_that_it_replays(replayed: float) -> None:
+    """Of the forecast a day is left, which a replay goes through in seconds."""
+    step_s = HOUR_S / replayed
+    times_s = NOON_S - 2 * step_s + step_s * np.arange(26)
+    soon_green = CarbonCurve(times_s, np.repeat([200.0, 40.0, 200.0], [4, 6, 16]), times_s[-1] + step_s)
+    job = a_job("a", remaining_s=2 * step_s, submitted_s=NOON_S)
+    seen = a_snapshot([job], [a_node()], curve=soon_green)
+    plan, _ = the_round(seen, slack_s=20 * step_s, slack_share=100.0)
+    assert [type(action) for action in plan.actions] == [Hold]
+    begins, _, _ = steps_ahead(soon_green, NOON_S, HORIZON_S)
+    assert begins.size <= 1_000
+
+
 def test_a_step_longer_than_a_day_is_repeated() -> None:
     curve = CarbonCurve(np.array([NOON_S - HOUR_S]), np.array([300.0]), NOON_S + 30 * HOUR_S)
     begins, ends, intensity = steps_ahead(curve, NOON_S, HORIZON_S)

@@ -22,6 +22,9 @@ from services.core.domain.units import S_PER_HOUR
 DAY_S = 86_400.0
 HORIZON_S = 2 * DAY_S
 """How far ahead hours are compared, unless said. A forecast that ends before is continued by its last day."""
+LEAST_STEPS, MOST_STEPS = 12, 1_000
+"""An hour of steps of five minutes, as the shortest are, and more of them than three days have: time and memory grow
+with the square of the steps."""
 
 
 def starts_s(
@@ -187,20 +190,22 @@ def steps_ahead(curve: CarbonCurve, now_s: float, horizon_s: float) -> tuple[Flo
     """Return the steps from now on, repeating the last day known: begins and ends, UTC seconds, and gCO2/kWh.
 
     Where less than an hour is known from now on, as in an outlook that could not be renewed, the last day known
-    stands for today, instead of a few seconds repeated thousands of times.
+    stands for today, instead of a few seconds repeated thousands of times. Of a replay, whose hours are steps of
+    seconds, that is less than ``LEAST_STEPS``, and no more than ``MOST_STEPS`` are compared.
     """
     until_s = now_s + horizon_s
-    back_s = max(np.ceil((now_s + S_PER_HOUR - curve.end_s) / DAY_S), 0.0) * DAY_S
+    least_s = min(S_PER_HOUR, LEAST_STEPS * (curve.end_s - curve.times_s[-1]))
+    back_s = max(np.ceil((now_s + least_s - curve.end_s) / DAY_S), 0.0) * DAY_S
     begins, ends, intensity = curve.steps(now_s - back_s, min(curve.end_s, until_s - back_s))
     begins, ends = begins + back_s, ends + back_s
     if ends[-1] >= until_s:
-        return begins, ends, intensity
+        return begins[:MOST_STEPS], ends[:MOST_STEPS], intensity[:MOST_STEPS]
     last = begins >= min(ends[-1] - DAY_S, begins[-1])  # a step may be longer
     length_s = float(ends[-1] - begins[last][0])
-    times = int(np.ceil((until_s - ends[-1]) / length_s))
+    times = min(int(np.ceil((until_s - ends[-1]) / length_s)), MOST_STEPS)
     later_s = length_s * np.arange(times + 1)
     begins = np.concatenate((begins, *(begins[last] + shift for shift in later_s[1:])))
     ends = np.concatenate((ends, *(ends[last] + shift for shift in later_s[1:])))
     intensity = np.concatenate((intensity, *(intensity[last] for _ in later_s[1:])))
-    keep = begins < until_s
+    keep = np.flatnonzero(begins < until_s)[:MOST_STEPS]
     return begins[keep], np.minimum(ends[keep], until_s), intensity[keep]
