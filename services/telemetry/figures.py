@@ -48,7 +48,7 @@ def show_figures(metrics: Metrics, database: Database) -> None:
 
     async def read_nodes() -> Iterable[Metric]:
         found = await nodes(database)
-        asleep = {row["id"] for row, power in found if power is not None and power.state in ASLEEP}
+        asleep = {row["id"] for row, power in found if power is not None and power["state"] in ASLEEP}
         return node_figures([row for row, _ in found], asleep, datetime.now(UTC))
 
     metrics.add("nodes", read_nodes)

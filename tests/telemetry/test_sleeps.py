@@ -80,3 +80,19 @@ async def test_a_zone_of_unknown_intensity_keeps_no_other_from_being_booked(plan
         return [row["node_id"] for row in rows] == ["n1", "n1"]
 
     assert await eventually(booked)
+
+
+async def test_a_node_that_is_powered_down_is_asleep_in_lists_and_figures(plane: Plane) -> None:
+    for node in ("n0", "n1"):
+        await plane.agent(node)
+    async with plane.database.connection() as connection:
+        await connection.execute("INSERT INTO node_power (node_id, state) VALUES ('n0', 'off')")
+    shown = (await plane.http.get("/metrics", headers=service_headers(OPERATOR))).text
+    figures = [line for line in shown.splitlines() if line.startswith("wattshift_node_asleep{")]
+    assert {("n0" in line, line.split()[-1]) for line in figures} == {(True, "1.0"), (False, "0.0")}
+
+    async def asleep() -> bool:  # not before its lease is over
+        listed = (await plane.http.get("/v1/nodes", headers=service_headers(OPERATOR))).json()["items"]
+        return [node["state"] for node in listed if node["id"] == "n0"] == ["asleep"]
+
+    assert await eventually(asleep)
