@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterator
+from functools import cache
 from typing import Any
 
 PRODUCT = ("services.", "gpu_agent.", "gateway.")
@@ -24,29 +25,33 @@ def kept(root: Any, *, but: Collection[str] = ()) -> dict[str, int]:
     """
     found: dict[str, int] = {}
     seen: set[int] = set()
-    for name, collection in _collections(root, seen):
+    for name, collection in _collections(root, seen) if _is_ours(type(root)) else ():
         if collection and name not in but:
             found[name] = found.get(name, 0) + len(collection)
     return found
 
 
 def _collections(each: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
-    room = type(each).__module__
-    if id(each) in seen or isinstance(each, type) or not room.startswith(PRODUCT) or room.startswith(MESSAGES):
+    if id(each) in seen:
         return
     seen.add(id(each))
-    names = [*getattr(each, "__dict__", ()), *(name for kind in type(each).__mro__ for name in _slots(kind))]
-    for name in names:
+    for name in [*getattr(each, "__dict__", ()), *_slots(type(each))]:
         value = getattr(each, name, None)
         if isinstance(value, COLLECTIONS):
             yield f"{type(each).__name__}.{name}", value
-            values = value.values() if isinstance(value, dict) else value
-            for one in list(values):
-                yield from _collections(one, seen)
-        else:
+            for one in list(value.values() if isinstance(value, dict) else value):
+                if _is_ours(type(one)):
+                    yield from _collections(one, seen)
+        elif _is_ours(type(value)):
             yield from _collections(value, seen)
 
 
+@cache
+def _is_ours(kind: type) -> bool:
+    return kind.__module__.startswith(PRODUCT) and not kind.__module__.startswith(MESSAGES) and kind is not type
+
+
+@cache
 def _slots(kind: type) -> tuple[str, ...]:
-    slots = kind.__dict__.get("__slots__", ())
-    return (slots,) if isinstance(slots, str) else tuple(slots)
+    slots = [each.__dict__.get("__slots__", ()) for each in kind.__mro__]
+    return tuple(name for each in slots for name in ((each,) if isinstance(each, str) else each))
