@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from datetime import timedelta
 from types import SimpleNamespace
@@ -193,8 +193,16 @@ async def play(simulation: Simulation) -> None:
     store = Store()
     valkey = Client(simulation, store, fails=fails)
     gateways = [_Gateway(world, f"g{number}", valkey) for number in range(1 + draw(3))]
+    looked, look = Counter[Any](), SharedLimits._look
+
+    async def count(shared: SharedLimits, own: Any) -> None:
+        await look(shared, own)
+        looked[simulation.loop.process_now()] += 1
+
+    simulation.instead(SharedLimits, _look=count)
+    simulation.says_once("limits.not_shared", lambda _: looked[simulation.loop.process_now()])
     simulation.holds("what is open has somebody at work", lambda: _open(gateways, world))
-    sharing = [simulation.loop.create_task(_share(each)) for each in gateways]
+    sharing = [simulation.process().start(_share(each)) for each in gateways]
     clients = [
         simulation.start(_client(world, gateways[draw(len(gateways))]), may_be_cancelled=True)
         for _ in range(4 + draw(30) + 50 * draw(2, often=0.3))

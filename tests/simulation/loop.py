@@ -19,7 +19,7 @@ import random
 import sys
 import time
 import warnings
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -495,6 +495,7 @@ class Simulation:
         self._may_be_cancelled: list[asyncio.Task[Any]] = []
         self._all: set[asyncio.Task[Any]] = set()
         self._at_end = ExitStack()
+        self._lines: dict[str, list[Callable[[dict[str, Any]], str | None]]] = {}
 
     @property
     def living(self) -> int:
@@ -508,6 +509,21 @@ class Simulation:
     def rests(self, name: str, wrong: Callable[[], str | None]) -> None:
         """As ``holds``, whenever nothing is ready: all has been done that waits for no time and for nobody else."""
         self.holds(name, lambda: None if self.loop._ready else wrong())  # type: ignore[attr-defined]
+
+    def says(self, event: str, wrong: Callable[[dict[str, Any]], str | None]) -> None:
+        """Check of each line of the log of an event that ``wrong`` has nothing to say of its fields."""
+        self._lines.setdefault(event, []).append(wrong)
+
+    def says_once(self, event: str, since: Callable[[dict[str, Any]], Hashable], *which: str) -> None:
+        """Check that what lasts is said once: by a process, with the fields ``which``, until ``since`` is another."""
+        said: dict[Any, Hashable] = {}
+
+        def wrong(fields: dict[str, Any]) -> str | None:
+            key, now = (_PROCESS.get(), *(fields[name] for name in which)), since(fields)
+            before, said[key] = said.get(key, said), now
+            return f"{fields} again" if before == now else None
+
+        self.says(event, wrong)
 
     def at_end(self, undo: Callable[[], Any]) -> None:
         """Undo something when the run is over, however it ends."""
@@ -647,8 +663,11 @@ class Simulation:
             _dispose(loop)
             self._at_end.close()
 
-    def _logged(self, level: int, event: str, *_: Any, **__: Any) -> None:
+    def _logged(self, level: int, event: str, fields: dict[str, Any], *_: Any, **__: Any) -> None:
         error = sys.exception()
+        for wrong in self._lines.get(event, ()):
+            if (said := wrong(fields)) is not None and self.loop.failure is None:
+                self.loop.failure = BreachError("the log says what is so, and once", f"{event}: {said}")
         if isinstance(error, OURS) and not isinstance(error, BreachError) and event not in OF_OTHERS:
             self.loop.failure = self.loop.failure or BreachError("nothing fails unseen", f"{event}: {error!r}")
 

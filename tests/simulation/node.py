@@ -18,6 +18,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Set
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -66,6 +67,7 @@ from services.contracts.nodes import (
 )
 from services.contracts.streams import command_stream
 from services.kit.control_plane import ControlPlane
+from services.kit.ids import utc_now
 from services.kit.problems import ProblemError, unavailable
 from services.scheduler.loop import Relay
 from services.scheduler.repository import outbox
@@ -92,6 +94,10 @@ CLOCK_SET_S = meter._CLOCK_STEP_S
 SLEWS_S, STEPS_S = (0.3, -0.3, 0.7, -0.7), (5.0, -5.0, 40.0)
 """By how much the host's clock is set: by less than what intervals take for a set clock, and by more."""
 STEPS = 20_000
+FAILS_S = 3.0
+"""At times, whoever asks devices in vain does so for so long."""
+DELAY_S = 3.0
+"""How late an engine's node tells of its energy."""
 MOST_DEATHS = 4
 """Of an agent, by accident or at its end."""
 
@@ -407,6 +413,8 @@ class _Plane:
         self.is_registered = False
         self.registering = 0
         self.heartbeats = 0
+        self.answered = 0
+        self.delay_s = 0.0
         self.poison: int | None = None
         self.unheard_until_s = 0.0
         self.again = 0
@@ -446,6 +454,7 @@ class _Plane:
         finally:
             self.registering -= is_register
         self.is_registered |= is_register and again == self.again
+        self.answered += 1
         return told
 
     def register_again(self) -> None:
@@ -544,6 +553,10 @@ class _Plane:
         if any(each.sequence == self.poison for each in report.intervals):
             raise ProblemError(422, cast(Any, "invalid_request"), "One of them is wrong.")
         for each in report.intervals:
+            age_s = (utc_now() - each.end_at).total_seconds()
+            was_set = self.shims is not None and self.shims.most_ahead_s > 0
+            is_due = self.delay_s <= age_s or was_set
+            self._simulation.check("an engine's node delivers when its bridge has told of the jobs", is_due, f"{age_s}")
             self.intervals.setdefault((each.boot_id, each.sequence), each)
         return EnergyReceipt(accepted=len(report.intervals), duplicates=0)
 
@@ -848,14 +861,18 @@ class _Devices:
         self.estimates = draw(6) == 1
         self.has_failed = not self._counts
         self._extra_gib = self._changes = 0
+        self._fails_since_s = -math.inf
 
     def asks(self, work: Any, *, clock: bool = False) -> Any:
         """Return a method of the driver that may fail."""
 
+        @functools.wraps(work)
         def ask(driver: Any, *arguments: Any) -> Any:
             if not self._simulation.is_calm and self._simulation.loop.process_now() is not None:
+                now_s = self._simulation.loop.time()
                 if self._often and self._simulation.choices.below(2, often=self._often):
-                    self.has_failed = True
+                    self.has_failed, self._fails_since_s = True, now_s
+                if now_s - self._fails_since_s <= (FAILS_S if self.plane.poison is not None else 0.0):
                     raise DeviceError("it does not answer")
                 if clock and self.refuses_clocks:
                     raise NotSupportedError("it has no clock to be set")
@@ -1026,7 +1043,7 @@ def a_host(simulation: Simulation, shims: _Shims, commands: _Outbox, devices: _D
     draw = simulation.choices.below
     drawn = shims.drawn = Drawn(simulation, shims, devices)
     fails = (0.0, 0.02, 0.0, 0.06)[draw(4)]
-    release = RankFolder.release
+    release, renew = RankFolder.release, RankFolder.renew
 
     def may_write_less(descriptor: int, data: bytes, at: int) -> int:
         is_short = fails and not simulation.is_calm and draw(2, often=fails)
@@ -1040,7 +1057,14 @@ def a_host(simulation: Simulation, shims: _Shims, commands: _Outbox, devices: _D
         release(folder)
         shims.released.add(folder.path.name)
 
+    def renewed(folder: RankFolder, *lease: float) -> None:
+        agent = shims.agent_of(folder)
+        gang = agent.gangs.get(folder.path.name) if agent is not None else None
+        simulation.check("a lease is of a gang that has its devices", gang is None or gang.holding, folder.path.name)
+        renew(folder, *lease)
+
     def may_fail(work: Any) -> Any:
+        @functools.wraps(work)
         def write(*arguments: Any, **options: Any) -> Any:
             if fails and not simulation.is_calm and draw(2, often=fails):
                 raise OSError(errno.ENOSPC, "No space left on device")
@@ -1092,6 +1116,7 @@ def a_host(simulation: Simulation, shims: _Shims, commands: _Outbox, devices: _D
         (spool, "os", disk),
         (spool, "_COMPACT_BYTES", 4_000),
         (RankFolder, "release", checked),
+        (RankFolder, "renew", renewed),
     ]
 
     if devices is not None:
@@ -1140,8 +1165,12 @@ async def play(simulation: Simulation) -> None:
     plane.shims = shims
     plane.poison = draw(20) if draw(4) == 1 else None
     shims.poison = {plane.poison}
+    if plane.poison is not None and plane.poison % 2:
+        plane.delay_s = DELAY_S
+        settings = settings.model_copy(update={"engine_delay_s": DELAY_S, "engine_node": f"engine.{NODE}"})
     relaying = simulation.loop.create_task(plane.relay())
     user = simulation.start(_use(simulation, plane, shims))
+    _judge_the_log(simulation, plane, devices)
     agent: _Agent | None = None
     process = simulation.process(shims.clock)
     kills = (0.01, 0.06)[draw(2)]
@@ -1210,7 +1239,9 @@ async def play(simulation: Simulation) -> None:
     simulation.check(
         "intervals are as long as they should be", 0.6 <= closed * INTERVAL_S / QUIET_S <= 1.5, str(closed)
     )
-    simulation.check("what can be told is told", len(agent.spool) <= 2, str(len(agent.spool)))
+    simulation.check(
+        "what can be told is told", len(agent.spool) <= 2 + plane.delay_s / INTERVAL_S, str(len(agent.spool))
+    )
     simulation.check("no control is left", not agent.controls.in_force)
     changed = [each for each in agent.driver._devices if not _is_as_made(each, agent)]  # type: ignore[union-attr]
     simulation.check("no control is left", not changed, str(changed))
@@ -1235,6 +1266,51 @@ async def play(simulation: Simulation) -> None:
     relaying.cancel()
     await asyncio.wait([relaying])  # else the last relay would go on without this host
     _check_energy(simulation, plane, shims, agent, deaths)
+
+
+def _judge_the_log(simulation: Simulation, plane: _Plane, devices: _Devices) -> None:
+    """What goes on failing is said once, until something has succeeded."""
+    done = Counter[str]()
+
+    def counted(where: Any, name: str, key: Any) -> None:
+        work = getattr(where, name)
+
+        @functools.wraps(work)
+        def count(*arguments: Any, **options: Any) -> Any:
+            try:
+                found = work(*arguments, **options)
+            except NotSupportedError:
+                done[key(*arguments)] += 1
+                raise
+            done[key(*arguments)] += 1
+            return found
+
+        simulation.instead(where, **{name: count})
+
+    settle = Gangs._settle
+
+    async def settled(gangs: Gangs, gang: Any) -> bool:
+        found = await settle(gangs, gang)
+        done[f"settled {gang.allocation_id}"] += 1
+        return found
+
+    def same(said: dict[str, Any]) -> tuple[str, int]:
+        return said["error"], done[f"settled {said['allocation_id']}"]
+
+    simulation.instead(Gangs, _settle=settled)
+    simulation.says_once("gang.not_settled", same, "allocation_id")
+    counted(Spool, "_write", lambda *_: "spool")
+    counted(SimulatedDriver, "read", lambda _, index: f"read {index}")
+    counted(Store, "xread", lambda *_: "inbox")
+    for name in ("set_power_limit", "reset_power_limit", "set_clock", "reset_clock"):
+        counted(SimulatedDriver, name, lambda _, index, *__: f"set {index}")
+    simulation.says("agent.loop_failed", lambda _: done.update(("heartbeat.failed", "inbox")))
+    simulation.says_once("spool.not_written", lambda _: done["spool"])
+    simulation.says_once("heartbeat.failed", lambda _: (plane.answered, done["heartbeat.failed"]))
+    simulation.says_once("inbox.interrupted", lambda _: done["inbox"])
+    simulation.says_once("controls.failed", lambda each: done[f"set {each['index']}"], "index", "kind")
+    simulation.says_once("meter.not_believed", lambda _: None, "meter", "fault")
+    simulation.says_once("device.unreadable", lambda each: done[f"read {each['index']}"], "index")
 
 
 def _check_agent(simulation: Simulation, agent: _Agent, shims: _Shims) -> None:

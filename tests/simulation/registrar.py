@@ -57,6 +57,8 @@ class _World:
         marks: Of its pods, by their names: what they are annotated with.
         order: What is to become of it.
         is_scaled: Whether another scales it, as was last read.
+        changes: Of what there is, and of what is registered.
+        scaled: How often the workload was scaled or read.
     """
 
     simulation: Simulation
@@ -72,6 +74,8 @@ class _World:
     order: WorkloadOrder = field(default_factory=lambda: WorkloadOrder(name=LLAMA.name, replicas=None))
     scalers: list[Any] = field(default_factory=list[Any])
     is_scaled: bool = False
+    changes: int = 0
+    scaled: int = 0
 
     def there(self) -> dict[str, bool]:
         """Return all pods by the names of their endpoints, and whether each is ready."""
@@ -110,6 +114,7 @@ class _World:
         """As ``Cluster.workload``."""
 
         def read() -> tuple[Any, list[Any]]:
+            self.scaled += 1
             return copy.deepcopy(self.workload), [_pod(name, True, notes) for name, notes in self.marks.items()]
 
         return await self.simulation.boundary(read, EngineSilentError("It does not answer."), RefusedError("No."))
@@ -193,6 +198,7 @@ class _World:
         if name in self.refused and not self.simulation.is_calm:
             raise ProblemError((409, 422)[self.simulation.choices.below(2)], cast(Any, "conflict"), "It is refused.")
         self.endpoints[name] = spec
+        self.changes += 1
 
     def _delete(self, name: str) -> None:
         check = self.simulation.check
@@ -267,10 +273,12 @@ async def play(simulation: Simulation) -> None:
     simulation.instead(servers, PAGE=PAGE)
     if draw(2):
         world.scale(BEFORE)
+    _judge_the_log(simulation, world)
     simulation.holds("of what others have registered, nothing is touched", lambda: _touched(world))
     process = _begin(world)
     for number in range(4 + draw(12)):
         await asyncio.sleep(0.3 * draw(8))
+        world.changes += 1
         pool = ("chat", "code")[draw(2)]
         pods = world.pods[pool]
         match draw(16):
@@ -313,6 +321,17 @@ async def play(simulation: Simulation) -> None:
     wrong = world.wrongly_scaled()
     simulation.check("a workload is scaled as plans have it", wrong is None, str(wrong))
     process.kill()
+
+
+def _judge_the_log(simulation: Simulation, world: _World) -> None:
+    """What cannot be registered or scaled is said once, until there is another reason or something has changed."""
+
+    def unasked(said: dict[str, Any]) -> str | None:
+        return "it was not asked for its models" if said["why"].startswith("wattshift.io/models:") else None
+
+    simulation.says("server.not_registered", unasked)
+    simulation.says_once("server.not_registered", lambda said: (said["why"], world.changes), "endpoint")
+    simulation.says_once("workload.not_scaled", lambda said: (said["why"], world.scaled), "workload")
 
 
 def _touched(world: _World) -> str | None:

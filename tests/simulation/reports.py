@@ -1,15 +1,17 @@
-"""Reports of nodes that share transactions in telemetry, and callers whose keys are asked for once."""
+"""Small parts: reports that share transactions, keys that are asked for once, and tasks that end as they should."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any, cast
 
 from services.kit.edge import keys as edge_keys
 from services.kit.edge.keys import KeyCache
 from services.kit.problems import ProblemError, unavailable
+from services.kit.tasks import end_tasks, merged, to_the_end
 from services.telemetry import batches
 from tests.simulation.loop import Simulation
 
@@ -134,3 +136,45 @@ async def keys(simulation: Simulation) -> None:
     await simulation.everything()
     await simulation.quiet()
     simulation.check("nothing is asked for nobody", not cache._asking, str(cache._asking))
+
+
+async def tasks(simulation: Simulation) -> None:
+    """Work is done to its end though whoever waits for it is cancelled; what is ended ends; nothing merged is lost."""
+    draw, check = simulation.choices.below, simulation.check
+    full, over = OSError("full"), set[int]()
+
+    async def work(number: int) -> int:
+        try:
+            return await simulation.boundary(lambda: number, full)
+        finally:
+            over.add(number)
+
+    async def waits(number: int) -> None:
+        try:
+            check("work has its result", await to_the_end(work(number)) == number)
+        except OSError as error:
+            check("work fails as it did", error is full)
+        finally:
+            check("work is done to its end", number in over, str(number))
+        check("who is cancelled goes no further", not cast(Any, asyncio.current_task()).cancelling(), str(number))
+
+    async def stubborn(times: int) -> None:
+        for _ in range(times):
+            with suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+
+    async def numbers(of: int) -> AsyncIterator[tuple[int, int]]:
+        for number in range(3):
+            await asyncio.sleep(0.01 * draw(3))
+            yield of, number
+
+    for number in range(1 + draw(4)):
+        simulation.start(waits(number), may_be_cancelled=True)
+    ending = [simulation.loop.create_task(stubborn(1 + draw(3))) for _ in range(draw(3))]
+    await asyncio.sleep(0.01 * draw(3))
+    await end_tasks(ending)
+    check("what is ended has ended", all(each.done() for each in ending))
+    found = [each async for each in merged(numbers(0), numbers(1))]
+    lines = [[number for of, number in found if of == one] for one in (0, 1)]
+    check("what is merged is all there, in its order", lines == [[0, 1, 2]] * 2, str(found))
+    await simulation.everything()

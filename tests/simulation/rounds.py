@@ -510,12 +510,21 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
     }
 
 
+def _nothing_done(said: dict[str, Any]) -> str | None:
+    does = said["starts"] or said["preemptions"] or said["trigger"] == Trigger.ACTIVE.value
+    return None if does else f"a {said['trigger']} round that did nothing"
+
+
 async def play(simulation: Simulation) -> None:
     """Things change, with hints and without, while processes lead, fail, and go; each change is seen by a round."""
     draw = simulation.choices.below
     simulation.most_steps = 30_000
     state = _State(simulation)
     simulation.instead(scheduler_loop, **_stand_ins(simulation))
+    simulation.says("round.held", _nothing_done)
+    has_room = Counter[Any]()
+    simulation.says_once("disk.full", lambda _: has_room[simulation.loop.process_now()])
+    simulation.says("disk.has_room", lambda _: has_room.update([simulation.loop.process_now()]))
     processes: list[_Process] = []
 
     def begin() -> None:

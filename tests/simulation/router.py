@@ -1036,10 +1036,11 @@ def _stands_by(router: Router) -> str | None:
 
 
 def _tried_for_nobody(router: Router) -> str | None:
-    tried = [server.id for server in router.fleet.every_server() if server.breaker.trial is not None]
+    servers = router.fleet.every_server()
+    tried = [server.id for server in servers if server.breaker.trial is not None]
     if len(tried) > router.gate.in_flight:
         return f"{tried}, and {router.gate.in_flight} requests live"
-    ejected = [server.id for server in router.fleet.every_server() if server.breaker.opened_s is not None]
+    ejected = [server.id for server in servers if tried and server.breaker.opened_s is not None]
     return None if set(tried) <= set(ejected) else f"{tried} are tried, and {ejected} are ejected"
 
 
@@ -1107,6 +1108,7 @@ def _chosen(simulation: Simulation, choose: Any) -> Any:
         free = [each for each in next(filter(None, (*sound, *groups)), []) if each.held < each.limit]
         left_s = ticket.request.arrival_s + ticket.limit_s - now_s
         outlooks = {each.id: _outlook(each, ticket, now_s, left_s) for each in free}  # before it is given
+        turns_before = self._turns._credit
         found, wrong = choose(self, ticket, now_s), None
         if found is None or found not in free:
             wrong = f"it goes to {found and found.id}, of {[*outlooks]}" if found or free else None
@@ -1114,6 +1116,8 @@ def _chosen(simulation: Simulation, choose: Any) -> Any:
             wrong = turns.setdefault(self, _Turns()).wrong(free, found) if len(free) > 1 else None
         else:
             wrong = _passed_over(outlooks, found)
+        if len(free) < 2 and self._turns._credit is not turns_before:
+            wrong = "a turn counts in which there was no choice"
         simulation.check("a request goes where its lane's rules say", wrong is None, str(wrong))
         return found
 

@@ -31,6 +31,7 @@ SCENARIOS: dict[str, Play] = {
     "submissions": submissions.play,
     "reports": reports.play,
     "keys": reports.keys,
+    "tasks": reports.tasks,
     "edge": edge.play,
     "node": node.play,
     "rounds": rounds.play,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -726,6 +727,10 @@ def _owner(key: str, number: int, plan: PlanInForce, plan_id: str) -> InstanceOw
     )
 
 
+def _is_over(error: Any) -> str | None:
+    return "its job had ended" if error.status == 409 else None
+
+
 async def play(simulation: Simulation) -> None:
     """Owners want instances, others, and none, while services die and return; then each has what it wants."""
     draw = simulation.choices.below
@@ -736,6 +741,7 @@ async def play(simulation: Simulation) -> None:
     alone = simulation.judged(controller._alone, ConnectionError, ProblemError)
     simulation.instead(probes, LARGEST_ANSWER=LARGEST_ANSWER)
     simulation.instead(controller, _alone=alone, one_by_one=_spared(simulation, controller.one_by_one))
+    simulation.says("instance.not_cancelled", lambda _: _is_over(sys.exception()))
     simulation.holds("an instance has one job", lambda: _doubled(admission))
     simulation.holds("who does not answer in time is stopped", lambda: _late(world))
     numbers = iter(range(1_000))

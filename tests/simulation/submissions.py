@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from contextvars import ContextVar
@@ -13,12 +14,13 @@ import aiohttp
 import asyncpg
 import orjson
 
-from gateway.gather import ATTEMPTS, Entry, Gatherer
+from gateway.gather import ATTEMPTS, Entry, Gatherer, _NotAnsweredError
 from services.admission import service
 from services.admission.capacity import CapacityCache, DeviceKind
 from services.admission.service import Committer, References, Submissions
 from services.admission.submissions import Draft, refused
 from services.contracts.jobs import SubmissionAnswer, SubmissionEntry
+from services.db.engine import is_connection_error
 from services.kit.disk import DiskWatch
 from services.kit.problems import ProblemError
 from tests.simulation.kept import kept
@@ -306,6 +308,7 @@ async def play(simulation: Simulation) -> None:
         simulation.start(_client(simulation, gatherer, admission, number, accepted), may_be_cancelled=True)
     if draw(4) == 1:  # admission ends, in whatever it is at
         simulation.loop.call_later(0.01 * draw(12), admission.end, running)
+    _judge_the_log(simulation)
     simulation.instead(Gatherer, _next_group=_gathered(simulation, Gatherer._next_group))
     simulation.holds("no more groups are under way than may be", lambda: _too_many(gatherer))
     simulation.rests("what may be sent is sent", lambda: _unsent(gatherer, admission))
@@ -326,6 +329,19 @@ async def play(simulation: Simulation) -> None:
     simulation.check("what has begun ends", not known.open, str(known.open))
     running.cancel()
     await asyncio.wait([running])
+
+
+def _judge_the_log(simulation: Simulation) -> None:
+    """Only a fault of ours is logged as one, and a line names a user if there was one."""
+
+    def expected(_: Any) -> str | None:
+        error = sys.exception()
+        is_fault = not isinstance(error, _NotAnsweredError | ProblemError) and not is_connection_error(cast(Any, error))
+        return None if is_fault else repr(error)
+
+    simulation.says("submission.not_checked", expected)
+    simulation.says("submissions.not_carried", expected)
+    simulation.says("submission.answered", lambda said: "there is no user" if "user_id" in said else None)
 
 
 def _body(kind: str, name: str, *, is_there: bool, is_long: bool) -> str:

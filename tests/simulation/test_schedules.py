@@ -278,6 +278,20 @@ BY_HAND = (
         "total_seconds() > probes.ready_timeout_s",
         "total_seconds() > 1e9",
     ),
+    ("the log says what is so, and once", "services/kit/command_stream.py", "if not self.problem:", "if True:"),
+    ("who is cancelled goes no further", "services/kit/tasks.py", "    if is_cancelled:", "    if False:"),
+    (
+        "a lease is of a gang that has its devices",
+        "gpu_agent/gangs.py",
+        "if gang.holding:\n                    self._r",
+        "if True:\n                    self._r",
+    ),
+    (
+        "what is refused for good is not asked again",
+        "services/kit/background/worker.py",
+        "if not self._is_away(error) or",
+        "if",
+    ),
 )
 """What must hold, and a fault that was thought of with it: a file, what stands there, what takes its place."""
 

@@ -48,6 +48,8 @@ SLACK_S = 0.5
 CALM_S = 300.0
 """Within this time all work has ended, if nothing fails any more."""
 AWAY = ConnectionError("lost")
+WRONG_S = 8.0
+"""Once in so many seconds the database refuses statements for good."""
 ENDED = (WorkState.SUCCEEDED, WorkState.FAILED, WorkState.CANCELLED)
 CONFIGURATION = SimpleNamespace(
     broker_connection_retry_on_startup=True, broker_connection_retry=True, broker_connection_max_retries=100
@@ -83,6 +85,10 @@ class _Row:
         return getattr(self, name)
 
 
+class _WrongError(Exception):
+    """The database refuses a statement for good."""
+
+
 class _Store:
     """The table, in the place of a ``WorkStore``."""
 
@@ -91,6 +97,7 @@ class _Store:
         self.rows: dict[str, _Row] = {}
         self.working: dict[str, Process] = {}
         self.has_failed = False
+        self.refused: set[Process] = set()
         self.away_until_s = 0.0
         self.looked = 0
         self.renewed: dict[str, tuple[float, Any]] = {}
@@ -103,14 +110,19 @@ class _Store:
         """Virtual seconds."""
         return self._simulation.loop.time()
 
-    async def _ask(self, statement: Any, *, may_repeat: bool = False) -> Any:
+    async def _ask(self, statement: Any, *, may_repeat: bool = False, by_worker: bool = False) -> Any:
+        worker = self._simulation.loop.process_now() if by_worker else None
+        self._simulation.check("what is refused for good is not asked again", worker not in self.refused)
+        failures = [AWAY, _WrongError()] if worker is not None and self.now_s % WRONG_S < 1.0 else [AWAY]
         try:
             if self.now_s < self.away_until_s:
                 await asyncio.sleep(0.1)
                 raise AWAY
-            return await self._simulation.boundary(statement, AWAY, may_repeat=may_repeat)
-        except ConnectionError:
+            return await self._simulation.boundary(statement, *failures, may_repeat=may_repeat)
+        except (ConnectionError, _WrongError) as error:
             self.has_failed = True
+            if worker is not None and isinstance(error, _WrongError):
+                self.refused.add(worker)
             raise
 
     async def submitted(self, tenant_id: str, key: str, body_sha256: bytes) -> str | None:
@@ -177,7 +189,7 @@ class _Store:
 
     async def fairest(self, work_id: str) -> str:
         """As of the real one."""
-        return await self._ask(lambda: self._fairest(work_id))
+        return await self._ask(lambda: self._fairest(work_id), by_worker=True)
 
     def _fairest(self, work_id: str) -> str:
         waiting = [row for row in self.rows.values() if row.state is WorkState.QUEUED]
@@ -185,7 +197,7 @@ class _Store:
 
     async def claim(self, work_id: str, claim: str, lease_s: float) -> Any:
         """As of the real one."""
-        return await self._ask(lambda: self._claim(self.rows[work_id], claim, lease_s))
+        return await self._ask(lambda: self._claim(self.rows[work_id], claim, lease_s), by_worker=True)
 
     def _claim(self, row: _Row, claim: str, lease_s: float) -> Any:
         is_abandoned = row.state is WorkState.RUNNING and row.lease_until_s < self.now_s
@@ -215,12 +227,14 @@ class _Store:
         """As of the real one."""
         is_answer = not isinstance(result, WorkFailure)
         self._simulation.check("work is told to have failed as it did", is_answer, work_id)
-        return await self._ask(lambda: self._end(self.rows[work_id], claim, WorkState.SUCCEEDED, result))
+        return await self._ask(
+            lambda: self._end(self.rows[work_id], claim, WorkState.SUCCEEDED, result), by_worker=True
+        )
 
     async def fail(self, work_id: str, claim: str, failure: WorkFailure, **_: Any) -> bool:
         """As of the real one."""
         self._simulation.check("work is told to have failed as it did", self._is_true(work_id, failure), failure.code)
-        return await self._ask(lambda: self._end(self.rows[work_id], claim, WorkState.FAILED, failure))
+        return await self._ask(lambda: self._end(self.rows[work_id], claim, WorkState.FAILED, failure), by_worker=True)
 
     def _is_true(self, work_id: str, failure: WorkFailure) -> bool:
         return self.rows[work_id].is_wrong is (failure.code is WorkFailureCode.INTERNAL)
@@ -463,6 +477,8 @@ async def _work(simulation: Simulation, store: _Store, broker: _Broker, process:
         before, told = worker._claimed, cast(Any, process).written
         try:
             await greenlet_spawn(worker.run, message.work_id)
+        except _WrongError:
+            store.refused.discard(process)
         except ConnectionError:  # the database was away for too long; Celery settles the message all the same
             lasts = store.now_s < store.away_until_s + 1.0 or store.has_failed
             simulation.check("an answer is kept while the database is away", lasts, message.work_id)
