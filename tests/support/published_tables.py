@@ -168,6 +168,12 @@ CLOVER = [
 
 
 @cache
+def of_cells() -> dict[str, str]:
+    """Return both tables of jobs in cells, by their names."""
+    return cells.made(data())
+
+
+@cache
 def sweden(signal: str, tested: int = carbon_report.TESTED, *, anew: bool = False) -> dict[str, carbon_report.Year]:
     """Return the forecasts of a year in Sweden."""
     return {"SE": carbon_report.year_of(data() / "carbon", "SE", signal, tested, anew=anew)}
@@ -589,7 +595,8 @@ OTHERS = [
     ),
     Again("green", "green-compatible", green_compatible.compatible_table),
     Again("joint", "joint-zones", lambda: joint_zones.zones_table(data())),
-    Again("joint", "cells", lambda: cells.cells_table(data())),
+    Again("joint", "cells", lambda: of_cells()["cells"]),
+    Again("joint", "cells-gap", lambda: of_cells()["cells-gap"]),
     *(
         Again("green", "lost-work", partial(lost_work.of_run, "32x2:RTX3090", "green", run_s))
         for run_s in (0.0, 3_600.0)
