@@ -121,7 +121,7 @@ def _from_few_days(history: History, horizon_h: int) -> Forecast:
     moments = np.arange(hours % DAY_H + DAY_H, hours + 1, DAY_H)
     inner = replace(history, values=inside(grid.values, grid.root))
     made = started(inner.values, inner.start_s, moments, horizon_h)
-    made = outside(from_day_to_day(inner, moments, made) if len(moments) else made, grid.root)
+    made = outside(from_day_to_day(inner, moments, made), grid.root)
     late, backtest = moments[moments + horizon_h <= hours], None
     if len(late) >= LEAST_BACKTEST_DAYS:
         likely, low, high = made[:, : len(late)]

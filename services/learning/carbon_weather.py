@@ -21,12 +21,14 @@ PENALTY = 4.0
 def unusual(history: History, moments: Ints, hours: int) -> Floats:
     """Return how much more generation is forecast after moments than in the same hour of the days before, MW.
 
-    (moments, hours, sources). Days before the beginning of the history do not count; each moment has at least one.
+    (moments, hours, sources). Days before the first that has forecasts do not count; on that day nothing is unusual.
     """
+    first = int(history.expected.any(axis=1).argmax())  # what is not known before it is filled with zeros
     at = moments[:, None] + np.arange(hours)
     days = np.stack([at - DAY_H * day for day in range(1, WEEK_D + 1)])
-    before = np.where((days >= 0)[..., None], history.expected[days], np.nan)
-    return history.expected[at] - np.nanmean(before, axis=0)
+    counts = (days >= first)[..., None]
+    before = np.where(counts, history.expected[days], 0.0).sum(axis=0) / np.maximum(counts.sum(axis=0), 1)
+    return np.where(counts.any(axis=0), history.expected[at] - before, 0.0)
 
 
 def slopes(news: Floats, missed: Floats, weights: Floats) -> Floats:
@@ -51,7 +53,7 @@ def from_day_to_day(history: History, moments: Ints, made: Floats) -> Floats:
         made: (kinds, moments, hours), the likeliest first.
     """
     hours = min(history.expected_h, made.shape[2])
-    if not hours:
+    if not hours or not len(moments):
         return made
     news, made = unusual(history, moments, hours), made.copy()
     came = history.values[moments[:-1, None] + np.arange(hours)]

@@ -11,7 +11,8 @@ from carbon_service.providers.recorded import load
 from services.core.domain.arrays import Floats
 from services.core.domain.errors import DomainError
 from services.learning.carbon import HORIZON_H, forecast, greenest_regret, mean_errors, persistence, training_days, tune
-from services.learning.carbon_history import HOUR_S, history_of
+from services.learning.carbon_history import HOUR_S, History, history_of
+from services.learning.carbon_weather import unusual
 
 START_S = 1_640_995_200.0  # 2022-01-01T00:00Z
 
@@ -214,6 +215,22 @@ def test_forecasts_of_wind_tell_as_much_of_tomorrow_as_was_published(days: int, 
         return
     assert found[: min(published_h, 24)].mean() < left * without[: min(published_h, 24)].mean()
     assert found[published_h:].sum() <= 1.15 * without[published_h:].sum()  # of what is not told, nothing is known
+
+
+@pytest.mark.parametrize("days", [20, 142])
+def test_forecasts_of_wind_say_no_less_where_they_began_later_than_the_history(days: int) -> None:
+    rng = np.random.default_rng(8)
+    wind = 1000.0 + np.repeat(rng.uniform(0, 100, (200 * 2, 1)), 12, axis=0)
+    begins, hours = 24 * (days - 10), 24 * days
+    expected = np.vstack([np.zeros((begins, 1)), wind[begins : hours + 24]])
+    values, known = np.full(hours, 300.0), np.ones(hours, dtype=np.bool_)
+    later = History(START_S, values, known, np.empty((hours, 0)), expected)
+    moments = np.arange(begins, hours + 1, 24)
+
+    news = unusual(later, moments, 24)
+    assert np.abs(news).max() <= 100
+    whole = unusual(History(START_S, values, known, np.empty((hours, 0)), wind[: hours + 24]), moments, 24)
+    np.testing.assert_allclose(news[7:], whole[7:])
 
 
 def test_forecasts_of_wind_that_mean_nothing_are_soon_known_for_it() -> None:
