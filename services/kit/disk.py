@@ -8,16 +8,14 @@ from services.contracts.codes import ProblemCode
 from services.kit.problems import ProblemError
 
 LARGEST_SHARE = 0.1
+_RECOVERED = 1.25
+RESERVE_FILES = 10_000
+"""Files (inodes) that are to stay free where a file system counts them; of a small one a tenth at most."""
 
 
 def reserve_of(total_bytes: int, wanted_bytes: int) -> int:
     """Return how many bytes of a file system to keep free: the wanted number, but at most a tenth of a small one."""
     return min(wanted_bytes, int(total_bytes * LARGEST_SHARE))
-
-
-_RECOVERED = 1.25
-RESERVE_FILES = 10_000
-"""Files (inodes) that are to stay free where a file system counts them; of a small one a tenth at most."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,29 +19,6 @@ from services.kit.logging import Log
 from services.kit.redis_users import with_user
 from services.kit.settings import SharedSettings
 
-
-class JobHints:
-    """Tells the scheduler that jobs have changed.
-
-    Nothing waits for it, so an unreachable Redis delays no submission; the scheduler looks every second anyway.
-    """
-
-    def __init__(self, redis: Redis) -> None:
-        self._redis = redis
-        self._wanted = asyncio.Event()
-
-    def give(self) -> None:
-        """Send a hint soon; hints not yet sent are merged."""
-        self._wanted.set()
-
-    async def run(self) -> None:
-        """Send hints until cancelled."""
-        while True:
-            await self._wanted.wait()
-            self._wanted.clear()
-            await hint(self._redis, "job")
-
-
 _of_the_library = asyncio.wait_for  # noqa: TID251
 
 
@@ -128,3 +105,25 @@ async def hint(redis: Redis, kind: str, **fields: Any) -> None:
             await redis.xadd(HINTS_STREAM, {"kind": kind, **fields}, maxlen=HINTS_MAX_LENGTH, approximate=True)
     except Exception as error:  # whatever the server says, or does not say, is no matter of who gives the hint
         log.warning("hint.lost", kind=kind, error=str(error) or type(error).__name__)
+
+
+class JobHints:
+    """Tells the scheduler that jobs have changed.
+
+    Nothing waits for it, so an unreachable Redis delays no submission; the scheduler looks every second anyway.
+    """
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = redis
+        self._wanted = asyncio.Event()
+
+    def give(self) -> None:
+        """Send a hint soon; hints not yet sent are merged."""
+        self._wanted.set()
+
+    async def run(self) -> None:
+        """Send hints until cancelled."""
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            await hint(self._redis, "job")

@@ -28,6 +28,8 @@ from services.simulator.repository import SAVINGS_TENANT, SimulationRepository
 from services.simulator.service import SimulatorService
 from services.simulator.sources import Sources
 
+log = Log(__name__)
+
 
 def savings_of(repository: SimulationRepository) -> Read:
     """Return a function that reads the newest day's savings."""
@@ -62,8 +64,6 @@ def savings_figures(day: DaySavings) -> list[Metric]:
         ),
     ]
 
-
-log = Log(__name__)
 
 OWNER = Identity(tenant_id=SAVINGS_TENANT, role=Role.OPERATOR, key_id="simulator")
 LOOK_S = 600.0

@@ -20,6 +20,8 @@ from services.kit.identity import forbidden, not_of_a_project
 from services.kit.logging import Log
 from services.kit.problems import ProblemError, as_problem
 
+log = Log(__name__)
+
 T = TypeVar("T")
 
 # What a name in a path may consist of: nothing that a service, a database or a log could read in another way.
@@ -79,8 +81,6 @@ class Matcher(Generic[T]):
             return self._find(node.named, segments, index + 1)
         return None
 
-
-log = Log(__name__)
 
 LONGEST_URL_BYTES = 8 * 1024
 
