@@ -79,22 +79,20 @@ class Gateway:
         self, call: Any, said: Any, content: bytes, headers: dict[str, str], path: str, has_trailers: bool
     ) -> Answer:
         await call.write(said)
-        if not said.request_headers.end_of_stream:
-            pieces = [content[at : at + PIECE_BYTES] for at in range(0, len(content), PIECE_BYTES)] or [b""]
-            for at, piece in enumerate(pieces):
-                is_last = at == len(pieces) - 1 and not has_trailers
-                body = Said()
-                body.request_body.body, body.request_body.end_of_stream = piece, is_last
-                await call.write(body)
-            if has_trailers:
-                trailers = Said()
-                trailers.request_trailers.SetInParent()
-                await call.write(trailers)
-        reply = await call.read()
+        reading = asyncio.create_task(call.read())
+        is_cut = False
+        try:
+            if not said.request_headers.end_of_stream:
+                await _send_body(call, content, has_trailers, reading)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            is_cut = True  # an answer at once has ended the stream, while more of the body was on its way
+        reply = await reading
         if reply is grpc.aio.EOF:
             raise GatewayError(f"The stream ended: {await call.code()}")
         if reply.WhichOneof("response") == "immediate_response":
             answer = _immediate(reply)
+            if is_cut:
+                return answer
         else:
             answer = await self._carry(call, reply, headers, path, has_trailers)
         await call.done_writing()
@@ -165,6 +163,22 @@ class Gateway:
                     raise GatewayError("A body with trailers ends with these.")
                 return found
         raise GatewayError(f"The stream ended in the middle of {part}.")
+
+
+async def _send_body(call: Any, content: bytes, has_trailers: bool, reading: asyncio.Task[Any]) -> None:
+    """Send a body in pieces until there is an answer, as there may be before all of it is sent."""
+    pieces = [content[at : at + PIECE_BYTES] for at in range(0, len(content), PIECE_BYTES)] or [b""]
+    for at, piece in enumerate(pieces):
+        if reading.done():
+            return
+        is_last = at == len(pieces) - 1 and not has_trailers
+        body = Said()
+        body.request_body.body, body.request_body.end_of_stream = piece, is_last
+        await call.write(body)
+    if has_trailers and not reading.done():
+        trailers = Said()
+        trailers.request_trailers.SetInParent()
+        await call.write(trailers)
 
 
 async def _hand_over(call: Any, given: httpx.Response) -> None:
