@@ -36,6 +36,9 @@ REUSED = key_reused()
 MOST_NEEDS = 10_000
 """Other jobs that those of one submission may name in all: while they are looked up and stored, others wait."""
 
+MOST_TASK_BYTES = 256 * 1024**2
+"""All specs that the arrays of one submission store, one for each task: the longest of 10,000 has 26 KiB."""
+
 POOLS_ALONE = "only pools can start service instances"
 
 
@@ -126,6 +129,9 @@ def read_submission(entry: SubmissionEntry) -> Draft | ProblemError:
     if (count := sum(job.count for job in jobs)) > MAX_ARRAY_TASKS:
         said = f"the arrays of one batch may have {MAX_ARRAY_TASKS:,} tasks together, not {count:,}"
         return _problem([FieldError(pointer="/jobs", detail=said)])
+    if (size := sum(job.count * len(job.document.encode()) for job in jobs if job.tasks)) > MOST_TASK_BYTES:
+        said = f"every task stores the spec, {size:,} bytes in all; a submission may store {MOST_TASK_BYTES:,} of them"
+        return _problem([FieldError(pointer="/jobs" if entry.batch else "/array", detail=said)])
     kind = b"batch\0" if entry.batch else b"job\0"
     within = b"" if entry.project is None else entry.project.encode() + b"\0"  # with another key it is other jobs
     return Draft(entry=entry, jobs=jobs, body_sha256=hashlib.sha256(kind + within + entry.body.encode()).digest())

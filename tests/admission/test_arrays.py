@@ -7,6 +7,7 @@ import pytest
 from sqlalchemy import event
 
 from services.admission.jobs import Arrays
+from services.admission.submissions import MOST_TASK_BYTES
 from services.contracts.jobs import Job, JobArray, SubmissionAnswer, SubmittedJob
 from services.core.domain.jobs import JobState
 from services.db.engine import create_engine
@@ -80,6 +81,23 @@ async def test_ten_thousand_tasks_have_ids_of_their_own(admission: Admission) ->
     assert await admission.count("(SELECT DISTINCT id FROM jobs WHERE tenant_id = 'wide')") == 10_000
     ordered = "SELECT bool_and(at = array_index) FROM (SELECT array_index, row_number() OVER (PARTITION BY array_id ORDER BY id) - 1 AS at FROM jobs WHERE tenant_id = 'wide') t"  # noqa: E501
     assert await admission.database.fetchval(ordered)
+
+
+@pytest.mark.parametrize("batch", [False, True])
+async def test_the_tasks_of_a_submission_store_no_more_than_the_longest_script_needs(
+    admission: Admission, batch: bool
+) -> None:
+    def submitted(array: str) -> Any:
+        script = {"array": array, "command": ["sh", "-c", "x" * 32_000]}
+        return an_entry([SPEC | script, SPEC | script | {"array": "0"}] if batch else SPEC | script, tenant=tenant)
+
+    tenant = await admission.make_tenant(f"heavy-{batch}")
+    accepted, refused = await admission.submit_all(submitted("0-99"), submitted("0-9998"))
+    assert accepted.status == 201, accepted.body
+    ((pointer, said),) = _errors(refused)
+    assert pointer == ("/jobs" if batch else "/array")
+    assert said.endswith(f"a submission may store {MOST_TASK_BYTES:,} of them")
+    assert await admission.count("jobs", f"tenant_id = '{tenant}'") == 100 + batch
 
 
 async def test_the_same_key_gives_the_same_array(admission: Admission) -> None:
