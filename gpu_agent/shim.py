@@ -69,7 +69,10 @@ _MORE_OUTPUT_BYTES = 16 << 20
 _NEAR_FULL_BYTES, _NEAR_FULL_LOOK_S = 4 << 30, 0.1
 """A disk that may be full within a second or so is looked at more often."""
 _LONGEST_DETAIL = 900
-_LASTING = (errno.EACCES, errno.EPERM, errno.ENOEXEC, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EROFS)
+_LASTING = (
+    *(errno.EACCES, errno.EPERM, errno.ENOEXEC, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EROFS),
+    errno.E2BIG,
+)
 """Errors of folders and programs that trying again does not mend, besides what is missing."""
 _FULL_DISK_PAUSE_S = 1.0
 _CLEANUP_S = 30.0
@@ -723,6 +726,8 @@ class _Shim:
         if not self._ending and what.startswith("cannot ") and (missing or int(number) in _LASTING):
             self._ended_by = "cannot_start"
         self._detail = f"{what}: {os.strerror(int(number))}"
+        if int(number) == errno.E2BIG:  # secrets may have become longer since the submission
+            self._detail += " (arguments, variables and secrets together)"
         return False
 
     def _sleep(self) -> None:

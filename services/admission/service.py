@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -34,6 +34,7 @@ from services.kit.disk import DiskWatch
 from services.kit.logging import Log
 from services.kit.problems import ProblemError, as_problem, unavailable
 from services.kit.references import missing_references, named_upload, secret_places
+from services.kit.starts import check_start
 
 RETRY_EVERY_S = 0.1
 
@@ -153,6 +154,8 @@ class References:
     async def check(self, draft: Draft) -> ProblemError | None:
         """Return a problem if a job names a secret or upload that its tenant lacks, or a cell that there is not.
 
+        Or if it has more in variables with its secrets than Linux takes.
+
         Uploads that it names are kept from now on.
         """
         secrets = [
@@ -167,15 +170,19 @@ class References:
             return None
         tenant_id = draft.entry.tenant_id
         async with self._engine.begin() as connection:
-            missing = await SecretRepository(connection).missing(tenant_id, secrets) if secrets else []
+            sizes = await SecretRepository(connection).sizes(tenant_id, secrets) if secrets else []
             lacking = uploads - await UploadRepository(connection).use(tenant_id, uploads) if uploads else uploads
             if cells:
                 cells -= {each.name for each in await CellRepository(connection).cells()}
-        if not missing and not lacking and not cells:
-            return None
         names: defaultdict[int, list[str]] = defaultdict(list)
-        for at, name in missing:
-            names[at].append(name)
+        known: defaultdict[str, dict[str, int]] = defaultdict(dict)
+        for at, name, size in sizes:
+            if size is None:
+                names[at].append(name)
+            else:
+                known[f"/jobs/{at}" if draft.entry.batch else ""][name] = size
+        if not names and not lacking and not cells:
+            return _too_large(draft, known)
         errors: list[FieldError] = []
         for at, job in enumerate(draft.jobs):
             prefix = f"/jobs/{at}" if draft.entry.batch else ""
@@ -186,6 +193,15 @@ class References:
                 if cell in cells
             )
         return ProblemError(422, ProblemCode.INVALID_REQUEST, errors[0].detail, errors=errors[:50])
+
+
+def _too_large(draft: Draft, secrets: Mapping[str, Mapping[str, int]]) -> ProblemError | None:
+    specs = {f"/jobs/{at}" if draft.entry.batch else "": job.spec for at, job in enumerate(draft.jobs)}
+    try:
+        check_start({pointer: spec for pointer, spec in specs.items() if pointer in secrets}, secrets)
+    except ProblemError as problem:
+        return problem
+    return None
 
 
 class Submissions:

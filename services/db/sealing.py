@@ -9,6 +9,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 _FORMAT = b"\x01"
 _NONCE_BYTES = 12
+SEAL_BYTES = len(_FORMAT) + _NONCE_BYTES + 16  #: What a sealed value has more than the value: the tag of GCM, too
 
 
 class SealError(Exception):

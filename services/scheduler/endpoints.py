@@ -36,7 +36,6 @@ from services.kit.projects import spec_in_project
 from services.kit.readable import Unread
 from services.kit.redis import hint
 from services.kit.routes import from_state, not_a_cursor
-from services.kit.starts import check_start
 from services.scheduler.learning.learned import curve_of, table_of
 from services.scheduler.loop import Scheduler
 from services.scheduler.planning.dry_run import DryRuns
@@ -76,7 +75,6 @@ async def estimate_job(spec: JobSpec, caller: ProjectCaller, dry_runs: DryRunnin
     """
     if spec.service is not None:
         raise invalid("/service", "Only the controller of pools may ask for a service instance.")
-    check_start({"": spec})
     return await dry_runs.estimate(spec_in_project(spec, caller.project), caller.tenant_id)
 
 

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from services.contracts.secrets import MAX_SECRET_BYTES
 from services.db.sealing import Sealer
+from services.kit.starts import START_BYTES
 from tests.admission.conftest import admission_on
 from tests.admission.installation import Admission, an_entry
 
@@ -120,6 +122,36 @@ async def test_a_job_with_a_missing_secret_is_refused_in_one_line(admission: Adm
     assert [error["pointer"] for error in problem["errors"]] == ["/secrets/1/name"]
     assert [error["pointer"] for error in of_batch["errors"]] == ["/jobs/1/secrets/1/name"]
     assert await admission.count("jobs", f"tenant_id = '{tenant}'") == 1
+
+
+@pytest.mark.parametrize(("more", "status"), [(0, 201), (1, 422)])
+@pytest.mark.parametrize("batch", [False, True])
+async def test_secrets_count_for_what_a_program_starts_with(
+    admission: Admission, batch: bool, more: int, status: int
+) -> None:
+    tenant = await admission.make_tenant(f"large-{batch}-{more}")
+    whole, of_project = "x" * MAX_SECRET_BYTES, "x" * 1_000
+    for number in range(30):
+        await put(admission, f"S{number}", whole, tenant=tenant)
+    await put(admission, "S29", of_project, tenant=tenant, project="vision")  # this one is the job's, and is shorter
+    variables = [{"name": f"S{number}", "env": f"V{number:02}"} for number in range(30)]
+    uses = [*variables, {"name": "S0", "file": "not-counted"}]
+    taken = 29 * (4 + MAX_SECRET_BYTES + 1 + 8) + 4 + 1_000 + 1 + 8 + len("true") + 1 + 8
+    left = START_BYTES - taken + more
+    filled = {f"F{number}": "x" * 20_000 for number in range(left // (3 + 20_000 + 1 + 8) - 1)}
+    rest = left - len("".join(f"{name}={value}" for name, value in filled.items())) - 9 * len(filled)
+    filled["REST"] = "x" * (rest - 5 - 1 - 8)
+    spec = {"name": "a", "command": ["true"], "environment": filled, "secrets": uses, "project": "vision"}
+    (answer,) = await admission.submit_all(
+        an_entry([{"name": "b", "command": ["true"]}, spec] if batch else spec, tenant=tenant)
+    )
+
+    assert answer.status == status, answer.body
+    if more:
+        (error,) = json.loads(answer.body)["errors"]
+        assert error["pointer"] == ("/jobs/1/command" if batch else "/command")
+        assert error["detail"].startswith("command, environment and secrets have 1,966,081 bytes together")
+        assert whole[:50] not in answer.body
 
 
 async def test_a_repeated_submission_gets_its_answer_though_the_secret_is_gone(admission: Admission) -> None:

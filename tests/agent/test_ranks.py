@@ -96,9 +96,10 @@ async def test_a_command_that_cannot_run_says_why(node: Node) -> None:
     for command, working_dir, code, words in (
         ("no-such-program", None, 127, "cannot run no-such-program: No such file or directory"),
         ("./tool", str(node.folder), 126, "cannot run ./tool: Permission denied"),
+        (("true", *["x" * 32_768] * 250), None, 126, "(arguments, variables and secrets together)"),
         ("true", "/no/such/folder", 127, "cannot enter the working directory /no/such/folder"),
     ):
-        gang = await node.run(command, working_dir=working_dir)
+        gang = await node.run(*((command,) if isinstance(command, str) else command), working_dir=working_dir)
         await eventually(lambda gang=gang: node.plane.state(gang) == "exited")
         rank = node.plane.rank(gang)
         assert rank is not None

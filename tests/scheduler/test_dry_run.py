@@ -195,6 +195,20 @@ async def test_a_service_instance_and_a_bad_spec_are_refused(world: World) -> No
         assert refused.json()["errors"][0]["pointer"] == pointer
 
 
+async def test_secrets_count_for_what_a_program_starts_with_as_for_a_submission(world: World) -> None:
+    await world.scheduler.turn()
+    await world.fetch("INSERT INTO tenants (id, limits) VALUES ('default', '{}')")
+    await world.fetch(
+        "INSERT INTO secrets (tenant_id, project, name, version, sealed) "
+        "SELECT 'default', '', 'S' || n, 1, decode(repeat('00', 60000), 'hex') FROM generate_series(0, 39) n"
+    )
+    uses = [{"name": f"S{number}", "env": f"V{number}"} for number in range(40)]
+    assert (await answer(world, secrets=[use | {"file": use["env"], "env": None} for use in uses])).status_code == 200
+    refused = await answer(world, secrets=uses)
+    assert refused.status_code == 422
+    assert "command, environment and secrets have" in refused.json()["detail"]
+
+
 @pytest.mark.parametrize(
     ("spec", "pointer"),
     [

@@ -11,6 +11,7 @@ from sqlalchemy.dialects.postgresql import insert
 from services.admission.repository import Repository
 from services.contracts.secrets import Secret
 from services.db.locks import SECRETS, UPLOADS
+from services.db.sealing import SEAL_BYTES
 from services.db.tables import secrets, upload_chunks, uploads
 from services.kit.readable import BY_NAME
 
@@ -119,14 +120,14 @@ class UploadRepository(Repository):
         await self._connection.execute(query.values(**values))
 
 
-# The rows of `wanted` that neither the job's project nor the whole tenant has.
-_MISSING = text("""
-SELECT wanted.position, wanted.name
+# The size of each of `wanted`, as the job's project or else the whole tenant has it; null where neither does.
+_SIZES = text("""
+SELECT wanted.position, wanted.name, (
+    SELECT octet_length(s.sealed) FROM secrets s
+    WHERE s.tenant_id = :tenant_id AND s.project IN ('', wanted.project) AND s.name = wanted.name
+    ORDER BY s.project DESC LIMIT 1)
 FROM unnest(CAST(:positions AS int[]), CAST(:projects AS text[]), CAST(:names AS text[]))
     AS wanted (position, project, name)
-WHERE NOT EXISTS (
-    SELECT FROM secrets s
-    WHERE s.tenant_id = :tenant_id AND s.project IN ('', wanted.project) AND s.name = wanted.name)
 ORDER BY wanted.position
 """)
 
@@ -177,12 +178,12 @@ class SecretRepository(Repository):
         query = delete(secrets).where(*_of(secrets, tenant_id=tenant_id, project=project, name=name))
         return await self._value(query.returning(secrets.c.name)) is not None
 
-    async def missing(self, tenant_id: str, wanted: Sequence[SecretWanted]) -> list[tuple[int, str]]:
-        """Return position and name of the secrets that the jobs name but that do not exist."""
+    async def sizes(self, tenant_id: str, wanted: Sequence[SecretWanted]) -> list[tuple[int, str, int | None]]:
+        """Return position and name of the secrets that the jobs name, and their bytes; None if they do not exist."""
         columns = [list(column) for column in zip(*wanted, strict=True)]
         values = dict(zip(("positions", "projects", "names"), columns, strict=True))
-        found = await self._connection.execute(_MISSING, {"tenant_id": tenant_id, **values})
-        return [(int(position), str(name)) for position, name in found]
+        found = await self._connection.execute(_SIZES, {"tenant_id": tenant_id, **values})
+        return [(at, name, None if sealed is None else sealed - SEAL_BYTES) for at, name, sealed in found]
 
 
 def _secret(row: RowMapping) -> Secret:

@@ -33,8 +33,10 @@ from services.core.policies.registry import build_policy, entry_of
 from services.core.profiles.priors import ANY_FAMILY, usual_w
 from services.db.database import Database
 from services.db.job_inputs import has_upload, sealed_secrets
+from services.db.sealing import SEAL_BYTES
 from services.kit.problems import ProblemError, unavailable
 from services.kit.references import missing_references, named_upload, secret_places
+from services.kit.starts import check_start
 from services.scheduler.learning.learned import KnownCurves, read_curves
 from services.scheduler.learning.predicting import Predicting
 from services.scheduler.planning.carbon import CarbonWatch
@@ -200,7 +202,7 @@ class DryRuns:
         """Return what the policy would do with the job now, and what it would emit now and at the greenest time.
 
         Raises:
-            ProblemError: 422 if the spec names a secret or an upload that the tenant does not have.
+            ProblemError: 422 if the spec names a secret or an upload that the tenant does not have, or is too large.
             PlanError: The policy's plan for this state is not valid.
         """
         await self._check_references(spec, tenant_id)
@@ -208,15 +210,18 @@ class DryRuns:
         return await asyncio.to_thread(self._round, live, spec, tenant_id)
 
     async def _check_references(self, spec: JobSpec, tenant_id: str) -> None:
+        check_start({"": spec})
         names, upload = secret_places(spec), named_upload(spec)
         if not names and upload is None:
             return
         async with self._database.connection() as connection:
-            found = {row.name for row in await sealed_secrets(connection, tenant_id, spec.project, names)}
+            rows = await sealed_secrets(connection, tenant_id, spec.project, names)
+            found = {row.name: len(row.sealed) - SEAL_BYTES for row in rows}
             missing = [name for name in names if name not in found]
             lacks = upload is not None and not await has_upload(connection, tenant_id, upload)
         if errors := missing_references(spec, missing, (upload,) if lacks else ()):
             raise ProblemError(422, ProblemCode.INVALID_REQUEST, errors[0].detail, errors=errors)
+        check_start({"": spec}, {"": found})
 
     def _round(self, live: Live, spec: JobSpec, tenant_id: str) -> StartEstimate:
         dry = self._view.round(live, Trigger.PASSIVE)
