@@ -1,6 +1,7 @@
 """The Python client against a running gateway."""
 
 import os
+import ssl
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -212,6 +213,24 @@ def test_a_login_is_used_at_its_own_address_alone(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("WATTSHIFT_CLUSTER", "far")
     with pytest.raises(WattshiftError, match="no login for a cluster 'far'"):
         Client()
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_authorities_are_read_only_where_an_address_has_certificates(
+    kind: type[Client | AsyncClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[object] = []
+    make = ssl.create_default_context
+    monkeypatch.setattr(ssl, "create_default_context", lambda **options: read.append(options) or make(**options))
+    for address in ("http://gateway.example", "HTTP://gateway.example", "http://127.0.0.1:8000"):
+        kind(address, "ws_key")
+    assert read == []
+    for address in ("https://gateway.example", "HTTPS://gateway.example"):
+        kind(address, "ws_key")
+    assert len(read) == 2
+    unread = Account("http://gateway.example", "ws_key").verified_by
+    assert isinstance(unread, ssl.SSLContext)
+    assert (unread.verify_mode, unread.check_hostname) == (ssl.CERT_REQUIRED, True)
 
 
 def test_a_control_plane_that_is_away_is_said_to_be(front: Front) -> None:

@@ -8,6 +8,7 @@ import json
 import os
 import random
 import shlex
+import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -56,6 +57,14 @@ class Account:
 
     url: str
     key: str
+
+    @property
+    def verified_by(self) -> bool | ssl.SSLContext:
+        """What certificates are verified by, as httpx takes it: by nothing, and so none, where the address has none.
+
+        The authorities that this machine trusts take most of the time in which a client is made.
+        """
+        return not self.url.lower().startswith("http://") or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
     @classmethod
     def of(cls, url: str | None, key: str | None) -> Account:

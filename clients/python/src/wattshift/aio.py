@@ -89,6 +89,7 @@ class AsyncClient:
             base_url=account.url,
             headers={"authorization": f"Bearer {account.key}"},
             timeout=timeout_s,
+            verify=account.verified_by,
             transport=transport,
             event_hooks={"request": [AsyncGuard(trusted)]},
         )

@@ -88,6 +88,7 @@ class Client:
             base_url=account.url,
             headers={"authorization": f"Bearer {account.key}"},
             timeout=timeout_s,
+            verify=account.verified_by,
             transport=transport,
             event_hooks={"request": [Guard(trusted)]},
         )
