@@ -135,9 +135,17 @@ def test_only_what_has_changed_is_installed_again(monkeypatch: pytest.MonkeyPatc
     """What is installed, as the locks and the project change: nothing twice, and the tests' packages only for tests."""
     done: list[str] = []
 
+    own_tests = tmp_path / ".venv" / "lib" / "python3" / "site-packages" / "package" / "part" / "tests"
+
+    def install(*words: str) -> None:
+        done.append(Path(words[-1]).name)
+        if words[-1].endswith(".lock"):
+            own_tests.mkdir(parents=True, exist_ok=True)
+            (own_tests / "test_part.py").touch()
+
     @contextlib.contextmanager
     def installer() -> Iterator[Callable[..., None]]:
-        yield lambda *words: done.append(Path(words[-1]).name)
+        yield install
 
     for name in ("LOCK", "TESTS_LOCK"):
         monkeypatch.setattr(bootstrap, name, tmp_path / f"{name.lower()}.lock")
@@ -165,6 +173,8 @@ def test_only_what_has_changed_is_installed_again(monkeypatch: pytest.MonkeyPatc
         return list(done)
 
     assert after() == ["venv", "lock.lock", "project", "compiled"]
+    assert own_tests.parent.exists()
+    assert not own_tests.exists()
     assert after() == []
     assert after(for_tests=True) == ["tests_lock.lock", "lab"]
     assert after() == after(for_tests=True) == []
@@ -189,7 +199,7 @@ def test_set_up_from_nothing(tmp_path: Path) -> None:
         checkout = folder / "a check out"
         checkout.mkdir()
         files = ("run", "test", "pyproject.toml", "services/kit/release.py", *LOCKS)
-        for name in (*files, "services/standalone", "clients/python", "lab"):
+        for name in (*files, "tools", "services/standalone", "clients/python", "lab"):
             (checkout / name).parent.mkdir(parents=True, exist_ok=True)
             copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
             copy(ROOT / name, checkout / name)
