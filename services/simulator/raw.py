@@ -18,6 +18,8 @@ from services.core.domain.carbon import Signal
 from services.core.domain.errors import DomainError
 
 TOO_LARGE = 2.0**53  #: From here on, floats are not exact whole numbers
+MOST_GPUS = 1 << 20  #: More than any gang has
+LONGEST_RUN_S = 10 * 366 * 86_400.0
 TWICE = ("row occurs twice and counts once", "rows occur twice and count once")
 OPTIONAL = ("slice_sevenths", "ran_sevenths")  #: Columns that are None where all are 0
 NUMBERS = ("submitted_s", "duration_s", "gpus", "batch_size", "energy_j", *OPTIONAL)
@@ -168,8 +170,12 @@ class Collector:
         unknown = math.isnan(job.duration_s) and not self.needs_duration
         if not unknown and not (math.isfinite(job.duration_s) and job.duration_s > 0):
             return self.drop(line, "no duration above 0 s")
-        if max(job.gpus, job.batch_size) >= TOO_LARGE:
+        if job.duration_s > LONGEST_RUN_S:
+            return self.drop(line, "a run of more than ten years")
+        if job.batch_size >= TOO_LARGE:
             return self.drop(line, "a number that is too large")
+        if job.gpus > MOST_GPUS:
+            return self.drop(line, f"more than {MOST_GPUS} GPUs")
         if job.gpus < 0:
             return self.drop(line, "a negative number of GPUs")
         if math.isinf(job.energy_j) or job.energy_j < 0:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,7 @@ from services.core.cycle.snapshot import Snapshot, Trigger
 from services.core.domain.errors import DomainError
 from services.core.policies.registry import build_policy
 from services.simulator.engine import EngineOptions
-from services.simulator.engine.behaviour import who_tunes
+from services.simulator.engine.behaviour import speed_curves, tuned_curves, who_tunes
 from services.simulator.engine.simulation import Simulation
 from services.simulator.readers.carbon import read_carbon
 from services.simulator.readers.jobs import read_jobs
@@ -59,3 +61,11 @@ def test_whose_batch_follows_the_gang(jobs: Workload, tuning: str, share: float)
 def test_an_unknown_tuning_is_one_error() -> None:
     with pytest.raises(DomainError, match="unknown batch tuning 'some'; known: all, half, none"):
         EngineOptions(batch_tuning="some")
+
+
+def test_curves_end_with_the_cluster_however_wide_a_job_is(jobs: Workload) -> None:
+    """Nothing larger can run, and a curve for every size that a file names takes a machine's memory."""
+    wide = replace(jobs, max_gpus=np.full(len(jobs), 10**15))
+    models = ("RTX3090",)
+    assert speed_curves(wide, models, 64).shape == (len(jobs.profiles), 64)
+    assert tuned_curves(wide, models, np.ones(len(jobs), dtype=bool), 64).goodput.shape[-1] == 64

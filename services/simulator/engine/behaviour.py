@@ -216,9 +216,14 @@ def predicted_s(workload: Workload, models: tuple[str, ...], network: Network) -
     return work / speeds
 
 
-def speed_curves(workload: Workload, models: tuple[str, ...]) -> Floats:
+def _sizes(workload: Workload, devices: int) -> Ints:
+    """Return the sizes that gangs can have, up to those of a cluster of so many GPUs."""
+    return np.arange(1, min(int(workload.max_gpus.max(initial=1)), devices) + 1)
+
+
+def speed_curves(workload: Workload, models: tuple[str, ...], devices: int) -> Floats:
     """Return each kind's predicted speed at 1, 2, ... GPUs relative to one: (n_profiles, most GPUs)."""
-    sizes = np.arange(1, int(workload.max_gpus.max(initial=1)) + 1)
+    sizes = _sizes(workload, devices)
     curves = np.ones((len(workload.profiles), sizes.size))
     for at, profile in enumerate(workload.profiles):
         behaviour = next(filter(None, map(profile.prediction, models)), None)
@@ -246,9 +251,9 @@ class TunedCurves:
         return [np.where(self.tunes, each, -1) for each in begin]
 
 
-def tuned_curves(workload: Workload, models: tuple[str, ...], tunes: Bools) -> TunedCurves:
+def tuned_curves(workload: Workload, models: tuple[str, ...], tunes: Bools, devices: int) -> TunedCurves:
     """Return how the kinds of a workload run with a tuned batch, as these jobs, (n_jobs,), do."""
-    sizes = np.arange(1, int(workload.max_gpus.max(initial=1)) + 1)
+    sizes = _sizes(workload, devices)
     rows: list[Floats] = []
     batches: list[Ints] = []
     first = [0]

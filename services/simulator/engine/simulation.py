@@ -155,7 +155,7 @@ class Simulation:
             self.workload = replace(self.workload, within={each: level for each, most in wide if most > 1})
         tuning, shown_curves = None, dict[str, Any]()
         if self._tunes is not None:
-            tuning = tuned_curves(self.workload, models, self._tunes)
+            tuning = tuned_curves(self.workload, models, self._tunes, cluster.gpus)
             shown_curves = {"goodput_curves": tuning.goodput, "goodput_batches": tuning.batches}
         self.live = LiveJobs(self.workload, eligible, predicted_s(self.workload, models, self.network), tuning)
         placement = policy.placement if isinstance(policy, PlacesGangs) else options.placement
@@ -180,7 +180,7 @@ class Simulation:
             tenant_gpu_quota=dict(options.tenant_gpu_quota),
             tenant_guarantees=options.tenant_guarantees,
             tenant_weights=options.tenant_weights or {},
-            speed_curves=speed_curves(self.workload, models),
+            speed_curves=speed_curves(self.workload, models, cluster.gpus),
             settable=(frozenset(ControlKind),) * len(models),
             idle_w=self.nodes.idle_w_of,
             limit_range_w=np.array([[board.lowest_limit_w, board.peak_w] for board in self.nodes.boards]),

@@ -37,12 +37,12 @@ from services.core.domain.control_curves import ControlCurve
 from services.core.domain.controls import ControlKind
 from services.core.domain.gpus import GPU_MODELS
 from services.simulator import bundles
+from services.simulator.raw import MOST_GPUS
 from services.simulator.workload import ANY_MODEL, Behaviour, JobProfile
 
 HOST_IDLE_W_PER_GPU = 30.0
 HOST_W_PER_GPU = 2 * HOST_IDLE_W_PER_GPU
 SIZES: Ints = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24], dtype=np.int64)
-MOST_GPUS = 1 << 20  #: More than any gang has
 REFERENCE_GPU = "RTX3090"
 Power = TypeVar("Power", float, Floats)
 TAGS = ("rtx", "aws", "dgx-ext")  #: Of Sia's tables

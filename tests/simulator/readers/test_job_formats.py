@@ -329,3 +329,31 @@ def test_a_table_of_parquet_may_have_lines_in_its_cells(tmp_path: Path) -> None:
     parquet.write_table(pyarrow.Table.from_pylist(columns), tmp_path / "jobs")
 
     assert read_raw(tmp_path / "jobs").tenants == ("two lines", "two lines")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "duration_s", "reason"),
+    [(10**9, 60.0, "more than 1048576 GPUs"), (2, 1e15, "a run of more than ten years")],
+)
+@pytest.mark.parametrize("kind", ["sacct", "wattshift"])
+def test_what_no_cluster_could_have_run_is_dropped(
+    kind: str, gpus: int, duration_s: float, reason: str, tmp_path: Path
+) -> None:
+    """A job of a milliard GPUs took the machine's memory, and one of a million years all time."""
+    begun = "2023-08-15T00:00:00Z"
+    if kind == "sacct":
+        head = "JobID|User|Submit|Start|End|State|ElapsedRaw|AllocTRES\n"
+        rows = [
+            f"{at}|ann|{begun}|{begun}|{begun}|COMPLETED|{s:.0f}|gres/gpu={n}\n" for at, n, s in _two(gpus, duration_s)
+        ]
+    else:
+        head = "job_id,submitted_at,started_at,ended_at,gpus,run_s\n"
+        rows = [f"{at},{begun},{begun},{begun},{n},{s}\n" for at, n, s in _two(gpus, duration_s)]
+
+    raw = read_raw(write(tmp_path, head + "".join(rows)))
+
+    assert (raw.ids, raw.report.lines) == (("1",), {reason: [3]})
+
+
+def _two(gpus: int, duration_s: float) -> list[tuple[int, int, float]]:
+    return [(1, 2, 60.0), (2, gpus, duration_s)]
