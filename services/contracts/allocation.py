@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from services.contracts.parallel import ParallelLayout
-from services.contracts.schema import Flag, Int, Message, Name, Real, check_once, many, maybe, said
+from services.contracts.schema import LEAST, Flag, Int, Message, Name, Real, check_once, many, maybe, said
 from services.contracts.solver import SolveOutcome
 from services.core.domain.controls import ControlKind
 from services.core.domain.gpus import likeliest_gpu_model
@@ -21,9 +21,9 @@ MAX_CELLS = 200_000
 class ControlChoice(Message):
     """What a gang does at one control value."""
 
-    value: Real | None = maybe("Watts or MHz, by the job's `control`; null for the default.", gt=0, le=1e6)
-    speed: Real = said("Seconds of work done per second.", gt=0, le=1e9)
-    power_w: Real = said("Draw of the whole gang with its share of the hosts.", gt=0, le=1e9)
+    value: Real | None = maybe("Watts or MHz, by the job's `control`; null for the default.", ge=LEAST, le=1e6)
+    speed: Real = said("Seconds of work done per second.", ge=LEAST, le=1e9)
+    power_w: Real = said("Draw of the whole gang with its share of the hosts.", ge=LEAST, le=1e9)
 
 
 class GangSize(Message):
@@ -47,7 +47,7 @@ class AllocationJob(Message):
     sizes: list[GangSize] = said("By number of GPUs, ascending.", min_length=1, max_length=MAX_SIZES)
     control: ControlKind = said("What `value` is: watts or MHz.", default=ControlKind.POWER_LIMIT)
     gpu_model: Name | None = maybe("Of its GPUs; may be left out if all nodes have one model.")
-    work_s: Real | None = maybe("Seconds of work left at speed 1.", gt=0, le=1e12)
+    work_s: Real | None = maybe("Seconds of work left at speed 1.", ge=LEAST, le=1e12)
     held: list[GpuShare] = many(
         "Where it runs already: it stays there, `sizes` has the size of its gang and no other, and only "
         "its control value is chosen.",
@@ -87,7 +87,7 @@ class AllocationRequest(Message):
 
     nodes: list[AllocationNode] = Field(min_length=1, max_length=MAX_NODES)
     jobs: list[AllocationJob] = Field(min_length=1, max_length=MAX_JOBS)
-    power_limit_w: Real | None = maybe("What jobs, free GPUs and `other_w` may draw together.", gt=0, le=1e12)
+    power_limit_w: Real | None = maybe("What jobs, free GPUs and `other_w` may draw together.", ge=LEAST, le=1e12)
     other_w: Real = said("What else draws power below the limit.", default=0, ge=0, le=1e12)
     idle_w: dict[Name, Annotated[Real, Field(ge=0, le=1e6)]] = said(
         "Power of a free GPU by GPU model; by default the one of the catalogue of GPU models.",
@@ -106,8 +106,8 @@ class AllocationRequest(Message):
     placement: Literal[Method.HEAVY_EDGE, Method.REFINED] = said(
         "As A-SRPT prints it, or with exchanges that shorten the iteration.", default=Method.HEAVY_EDGE
     )
-    inter_gbps: Real = said("Bandwidth between nodes, gigabits per second.", default=10, gt=0, le=1e6)
-    intra_gbytes: Real = said("Bandwidth within a node, gigabytes per second.", default=300, gt=0, le=1e6)
+    inter_gbps: Real = said("Bandwidth between nodes, gigabits per second.", default=10, ge=LEAST, le=1e6)
+    intra_gbytes: Real = said("Bandwidth within a node, gigabytes per second.", default=300, ge=LEAST, le=1e6)
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

@@ -12,7 +12,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, StringConstraints, model_validator
 
 from services.contracts import partition
-from services.contracts.schema import Instant, Int, Message, Name, Page, Real, check_once, many, maybe, said
+from services.contracts.schema import LEAST, Instant, Int, Message, Name, Page, Real, check_once, many, maybe, said
 from services.contracts.serving import AnyInstance, GridNodes, InstanceState, PlanMode, ServerProbes, ServerProcess
 
 VariantName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,58}$")]
@@ -37,7 +37,7 @@ class FleetSpec(GridNodes):
     gpu_model: Name = said("GPU model, as nodes report it.")
     idle_w: Real | None = maybe("Power of an idle GPU; by default that of the catalogue of GPU models.", ge=0, le=1e4)
     baseline_gco2_per_kwh: Real | None = maybe(
-        "Intensity that savings are compared with; by default the mean of the zone's last seven days.", gt=0, le=1e5
+        "Intensity that savings are compared with; by default the mean of the zone's last seven days.", ge=LEAST, le=1e5
     )
     tenants: list[Name | Literal["*"]] = said(
         "Tenants whose applications may use it; `*` for all.", default=["*"], max_length=1_000
@@ -49,7 +49,7 @@ class FleetSpec(GridNodes):
     evaluation_sla_share: Real = said(
         "A configuration is only tried while the measured p95 of every application is at most this share of its SLA.",
         default=0.9,
-        gt=0,
+        ge=LEAST,
         le=1,
     )
     search_s: Real = said(
@@ -80,7 +80,7 @@ class AppSpec(Message):
 
     fleet: Name
     variants: list[AppVariant] = Field(min_length=1, max_length=partition.MAX_VARIANTS)
-    sla_p95_ms: Real = said("95th percentile of latency that must be kept, waits included.", gt=0, le=1e7)
+    sla_p95_ms: Real = said("95th percentile of latency that must be kept, waits included.", ge=LEAST, le=1e7)
     carbon_weight: Real = said(
         "Weight of carbon against accuracy (lambda); 1 while an order of the grid is in force, if there is a floor.",
         default=0.5,
@@ -92,7 +92,7 @@ class AppSpec(Message):
         le=100,
         json_schema_extra={"minimum": 0},
     )
-    requests_per_s: Real = said("Estimate of the arrivals, until enough requests have been seen.", gt=0, le=1e6)
+    requests_per_s: Real = said("Estimate of the arrivals, until enough requests have been seen.", ge=LEAST, le=1e6)
     mode: PlanMode = said("`fixed`: the fleet's plans are only proposed, not carried out.", default=PlanMode.AUTOMATIC)
     repartition: Repartition = Repartition.WITHIN_SLA
     concurrency: Int = said("Requests that the router gives an instance at once.", default=1, ge=1, le=1_000)
@@ -318,7 +318,9 @@ class AppList(Page[App]):
 class AppReportQuery(Message):
     """The period that a report covers."""
 
-    hours: float = said("Hours before now, as far as requests and instances are kept.", default=24, gt=0, le=24 * 31)
+    hours: float = said(
+        "Hours before now, as far as requests and instances are kept.", default=24, ge=LEAST, le=24 * 31
+    )
     step_s: float = said("Length of each step of the mix.", default=3_600, ge=5, le=86_400)
 
 

@@ -4,7 +4,7 @@ from enum import StrEnum
 
 from pydantic import Field
 
-from services.contracts.schema import Flag, Int, Message, Real, said
+from services.contracts.schema import LEAST, Flag, Int, Message, Real, said
 from services.core.domain.serving import LatencyLimits, MiadConfig
 
 
@@ -25,7 +25,7 @@ class PoolClocks(Message):
     dry_run: Flag = said("Whether agents only say which clocks they would set.", default=False)
     factor: Real = said("MIAD multiplies the clock by this; the paper's is 2.", default=2, gt=1, le=100)
     step_mhz: Real = said(
-        "MIAD lowers the clock by this each second; the paper's is 100.", default=100, gt=0, le=10_000
+        "MIAD lowers the clock by this each second; the paper's is 100.", default=100, ge=LEAST, le=10_000
     )
 
     @property
@@ -37,9 +37,9 @@ class PoolClocks(Message):
 class ServerClocks(PoolClocks):
     """The clocks of one server's GPUs, with the latency limits of the class that it serves now."""
 
-    max_ttft_ms: Real | None = Field(default=None, gt=0)
-    max_tbt_ms: Real | None = Field(default=None, gt=0)
-    max_e2e_s: Real | None = Field(default=None, gt=0)
+    max_ttft_ms: Real | None = Field(default=None, ge=LEAST)
+    max_tbt_ms: Real | None = Field(default=None, ge=LEAST)
+    max_e2e_s: Real | None = Field(default=None, ge=LEAST)
     capacity: Int = said("Requests that it is given at once.", default=64, ge=1)
     idle_w: Real = said("Its power without requests.", default=0, ge=0)
 

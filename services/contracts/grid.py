@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
-from services.contracts.schema import Instant, Message, Name, Page, Real, Text, many, maybe, no_flag, said
+from services.contracts.schema import LEAST, Instant, Message, Name, Page, Real, Text, many, maybe, no_flag, said
 
 LONGEST_S = 31 * 86_400.0
 MOST_STEPS = 1_440  #: A day by the minute
@@ -20,7 +20,7 @@ class GridStep(Message):
     """What may be drawn from a moment on: less than the baseline by a share of it, or a limit in watts."""
 
     offset_s: Real = said("Time since the order's start.", default=0.0, ge=0, le=LONGEST_S)
-    cut: Real | None = maybe("Share of the baseline to leave out.", gt=0, le=1)
+    cut: Real | None = maybe("Share of the baseline to leave out.", ge=LEAST, le=1)
     to_w: Real | None = maybe("The most that may be drawn, watts.", ge=0, le=NO_LIMIT_W)
 
     @model_validator(mode="after")
@@ -54,7 +54,7 @@ class GridOrderSpec(Message):
     name: Title = ""
     zone: Name | None = maybe("The nodes of one grid zone; null: all nodes.")
     start_at: Instant | None = maybe("Null: now.")
-    duration_s: Real = Field(gt=0, le=LONGEST_S)
+    duration_s: Real = Field(ge=LEAST, le=LONGEST_S)
     steps: list[GridStep] = Field(min_length=1, max_length=MOST_STEPS)
     notice_s: Real = said(
         "How long before its start the cluster may prepare; the baseline is what was drawn before that.",
@@ -73,7 +73,7 @@ class GridOrderChange(Message):
     """What to change of an order; what is left out stays as it is."""
 
     start_at: Instant | None = maybe("Only of an order that has not begun.")
-    duration_s: Real | None = Field(default=None, gt=0, le=LONGEST_S)
+    duration_s: Real | None = Field(default=None, ge=LEAST, le=LONGEST_S)
     steps: list[GridStep] | None = Field(default=None, min_length=1, max_length=MOST_STEPS)
 
     @model_validator(mode="after")

@@ -11,7 +11,7 @@ from services.contracts.arrays import ARRAY_VARIABLES, After, ArrayTasks, ArrayT
 from services.contracts.grid import Flex
 from services.contracts.launchers import is_launcher
 from services.contracts.parallel import MAX_GANG_GPUS, ParallelLayout
-from services.contracts.schema import Flag, Instant, Int, Message, Name, Page, Real, Text, many, maybe, said
+from services.contracts.schema import LEAST, Flag, Instant, Int, Message, Name, Page, Real, Text, many, maybe, said
 from services.contracts.secrets import MAX_SECRETS_OF_A_JOB, EnvironmentName, SecretUse
 from services.contracts.sources import AbsolutePath, Source, absolute
 from services.core.domain.jobs import JobState
@@ -40,7 +40,7 @@ class GpuRequest(Message):
         le=MAX_GANG_GPUS,
     )
     model: Name | None = maybe("GPU model that the job needs, as nodes report it.")
-    memory_gib: Real | None = maybe("Minimum memory of each device.", gt=0, le=10_000)
+    memory_gib: Real | None = maybe("Minimum memory of each device.", ge=LEAST, le=10_000)
     zone: Name | None = maybe("Grid zone to stay in, as with data that are there; by default any.")
     within: Name | None = maybe(
         "Level of the network, such as `rack`, in one domain of which the whole gang must lie; it waits until one has "
@@ -86,7 +86,7 @@ class BatchRange(Message):
 class Work(Message):
     """How much work the job has in total; progress and energy efficiency are measured against it."""
 
-    total: Real = Field(gt=0, le=1e15)
+    total: Real = Field(ge=LEAST, le=1e15)
     unit: Literal["steps", "epochs", "samples", "tokens"] = "steps"
 
 
@@ -194,7 +194,7 @@ class JobSpec(Message):
     time_limit_s: Real | None = maybe(
         "How long one run of the job may take: then SIGTERM, `grace_s`, SIGKILL. The job has failed with "
         "the reason `time_limit`, and is not restarted. A run that is preempted and continues later starts anew.",
-        gt=0,
+        ge=LEAST,
         le=365 * 86_400,
     )
     max_restarts: Int = said("How often a failed job is restarted; preemptions do not count.", default=0, ge=0, le=100)

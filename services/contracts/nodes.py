@@ -11,6 +11,7 @@ from pydantic import AfterValidator, AliasChoices, ConfigDict, Field, StringCons
 from services.contracts.clocks import ClockPolicy
 from services.contracts.jobs import LabelKey, LabelValue
 from services.contracts.schema import (
+    LEAST,
     Instant,
     Int,
     Message,
@@ -231,7 +232,7 @@ class NodeEnrolmentSpec(Message):
     """How a host is let in as a node."""
 
     role: NodeRole = said("What the token lets in.", default=NodeRole.AGENT)
-    lifetime_s: Real = said("How long the token may be used.", default=3_600, gt=0, le=30 * 86_400)
+    lifetime_s: Real = said("How long the token may be used.", default=3_600, ge=LEAST, le=30 * 86_400)
 
 
 class NodeEnrolment(Message):
@@ -247,7 +248,7 @@ class NodeInvitationSpec(Message):
     """Who is to join: a host under a name that no node has, or under this one."""
 
     node_id: Name | None = maybe("Whoever has this name is the node no more then.")
-    lifetime_s: Real = said("How long the token may be used.", default=600, gt=0, le=86_400)
+    lifetime_s: Real = said("How long the token may be used.", default=600, ge=LEAST, le=86_400)
 
 
 class NodeInvitation(Message):

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from services.contracts.jobs import SliceName
-from services.contracts.schema import Flag, Int, Message, Name, Real, check_once, many, maybe, said
+from services.contracts.schema import LEAST, Flag, Int, Message, Name, Real, check_once, many, maybe, said
 from services.contracts.solver import SolveOutcome
 from services.core.domain.solving import MAX_LEADING
 
@@ -17,8 +17,8 @@ class SliceProfile(Message):
     """How one instance of a variant behaves on slices of one type, with neighbours at work."""
 
     slice: SliceName
-    service_ms: Real = said("Mean service time of a request.", gt=0, le=1e6)
-    p95_ms: Real | None = maybe("Its 95th percentile; null for no spread.", gt=0, le=1e7)
+    service_ms: Real = said("Mean service time of a request.", ge=LEAST, le=1e6)
+    p95_ms: Real | None = maybe("Its 95th percentile; null for no spread.", ge=LEAST, le=1e7)
     busy_w: Real = said("Power of the GPU above idle while the instance works.", ge=0, le=1e4)
 
 
@@ -26,7 +26,7 @@ class ModelVariant(Message):
     """A model of a family."""
 
     name: Name
-    accuracy_pct: Real = Field(gt=0, le=100)
+    accuracy_pct: Real = Field(ge=LEAST, le=100)
     profiles: list[SliceProfile] = said(
         "A type of slices without a profile cannot run the variant.", min_length=1, max_length=5
     )
@@ -69,11 +69,11 @@ class PartitionApplication(Message):
 
     name: Name
     variants: list[ModelVariant] = Field(min_length=1, max_length=MAX_VARIANTS)
-    requests_per_s: Real = Field(gt=0, le=1e6)
+    requests_per_s: Real = Field(ge=LEAST, le=1e6)
     sla_p95_ms: Real | None = maybe(
         "95th percentile of latency that must be kept; by default that of the most accurate variant on "
         "whole GPUs, if this is the only application.",
-        gt=0,
+        ge=LEAST,
         le=1e7,
     )
     carbon_weight: Real = said("Weight of carbon against accuracy (lambda).", default=0.5, ge=0, le=1)
@@ -105,9 +105,9 @@ class PartitionRequest(Message):
     layouts: list[Annotated[Int, Field(ge=1, le=19)]] | None = maybe(
         "Present layout of each GPU, 1 to 19; by default uncut (1)."
     )
-    intensity_gco2_per_kwh: Real = Field(gt=0, le=1e5)
+    intensity_gco2_per_kwh: Real = Field(ge=LEAST, le=1e5)
     baseline_gco2_per_kwh: Real | None = maybe(
-        "Intensity that savings are compared with; by default the present one.", gt=0, le=1e5
+        "Intensity that savings are compared with; by default the present one.", ge=LEAST, le=1e5
     )
     applications: list[PartitionApplication] = Field(min_length=1, max_length=MAX_APPLICATIONS)
     seed: Int = Field(default=1, ge=0, le=2**31)

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from services.contracts.routing import AccuracyPct
-from services.contracts.schema import Int, Message, Name, Real, check_once, many, maybe, said
+from services.contracts.schema import LEAST, Int, Message, Name, Real, check_once, many, maybe, said
 from services.contracts.solver import SolveOptions, SolveOutcome
 from services.core.domain.serving import MAX_REGIONS, TABLE_7, LatencyLimits, NegativeRates
 
@@ -31,7 +31,7 @@ class ClientRegion(Message):
 
     name: Name
     share: Real = said(
-        "Its part of the requests of every class, in proportion to the others'.", default=1, ge=1e-6, le=1e9
+        "Its part of the requests of every class, in proportion to the others'.", default=1, ge=LEAST, le=1e9
     )
     least_accuracy_pct: AccuracyPct | None = maybe(
         "Only modes that are as accurate, or state no accuracy, serve its requests."
@@ -97,9 +97,9 @@ class ClassTerms(Message):
     """A class of requests: its latency limits, and the modes that can serve it."""
 
     name: Name
-    max_latency_s: Real | None = Field(default=None, gt=0)
-    max_ttft_ms: Real | None = Field(default=None, gt=0)
-    max_tbt_ms: Real | None = Field(default=None, gt=0)
+    max_latency_s: Real | None = Field(default=None, ge=LEAST)
+    max_ttft_ms: Real | None = Field(default=None, ge=LEAST)
+    max_tbt_ms: Real | None = Field(default=None, ge=LEAST)
     profiles: list[ModeProfile] = said(
         "How modes serve the class; a mode without a profile cannot serve it.", max_length=MAX_MODES
     )
@@ -180,9 +180,9 @@ class PoolsRequest(SolveOptions):
     objective: Objective = said(
         "`energy` takes the cleanest of the plans that are within about 0.01 % of the least energy.", default="carbon"
     )
-    step_s: Real = Field(default=300, gt=0, le=86_400)
+    step_s: Real = Field(default=300, ge=LEAST, le=86_400)
     head_room: Real = said(
-        "Factor by which the planned capacity exceeds the demand (alpha in the paper).", default=1.1, gt=0, le=100
+        "Factor by which the planned capacity exceeds the demand (alpha in the paper).", default=1.1, ge=LEAST, le=100
     )
     intensity_unit: Literal["gco2_per_kwh", "lb_per_mwh"] = "gco2_per_kwh"
     negative_rates: NegativeRates = said(

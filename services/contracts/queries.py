@@ -10,7 +10,7 @@ from services.contracts.instants import AwareInstant
 from services.contracts.invalid import LABEL_PATTERN
 from services.contracts.jobs import Job, JobArray, LogStream
 from services.contracts.nodes import Node
-from services.contracts.schema import Instant, Message, Name, Text, many, maybe, said
+from services.contracts.schema import LEAST, Instant, Message, Name, Text, many, maybe, said
 from services.contracts.slim import ALL_FIELDS, FieldsOf
 from services.core.domain.jobs import JobState
 from services.core.domain.signal import Signal
@@ -229,7 +229,7 @@ class HistoryQuery(SignalQuery):
 class ForecastQuery(SignalQuery):
     """How far ahead."""
 
-    horizon_s: float | None = maybe("By default, one day of grid time.", gt=0, le=LONGEST_S)
+    horizon_s: float | None = maybe("By default, one day of grid time.", ge=LEAST, le=LONGEST_S)
     clock: Clock = said(
         "Whether `horizon_s` counts real seconds or grid seconds, which differ while a recording is replayed.",
         default="real",

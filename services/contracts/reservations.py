@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from services.contracts.grid import LONGEST_S, Title
 from services.contracts.parallel import MAX_GANG_GPUS
-from services.contracts.schema import Flag, Instant, Int, Message, Name, Page, Real, maybe, said
+from services.contracts.schema import LEAST, Flag, Instant, Int, Message, Name, Page, Real, maybe, said
 
 
 class ReservationSpec(Message):
@@ -22,7 +22,7 @@ class ReservationSpec(Message):
     nodes: list[Name] | None = Field(default=None, min_length=1, max_length=10_000)
     start_at: Instant | None = maybe("Null: now, or with `before` the cleanest time.")
     before: Instant | None = maybe("Take the cleanest time that ends before this one.")
-    duration_s: Real = Field(gt=0, le=LONGEST_S)
+    duration_s: Real = Field(ge=LEAST, le=LONGEST_S)
 
     @model_validator(mode="after")
     def _is_one_kind(self) -> Self:

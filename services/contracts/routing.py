@@ -9,6 +9,7 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from services.contracts.clocks import ServerClocks
 from services.contracts.schema import (
+    LEAST,
     Flag,
     Instant,
     Int,
@@ -45,7 +46,7 @@ class EndpointSpec(Message):
     location: Name = said("Where it runs; the place of a pool, or a name of its own.")
     zone: Name | None = maybe("Grid zone, from which its carbon intensity follows.")
     request_class: RequestClassName | None = maybe("Class of requests that it is for; null for all.")
-    weight: Real = said("Its share of requests, relative to others alike.", default=1, gt=0, le=1_000)
+    weight: Real = said("Its share of requests, relative to others alike.", default=1, ge=LEAST, le=1_000)
     capacity: Int = said("Requests that it is given at once.", default=64, ge=1, le=100_000)
     power_w: Real | None = maybe("Its mean power; null if unknown, and then no energy is stated.", ge=0, le=1e7)
     upstream_key: Name | None = maybe(

@@ -45,7 +45,8 @@ Instant = Annotated[AwareDatetime, AfterValidator(_storable), BeforeValidator(_w
 # Pydantic converts true to 1 and "8" to 8. In a user's request, the wrong type is more likely a mistake.
 Int = Annotated[int, Field(strict=True)]
 Real = Annotated[float, Field(strict=True)]
-Positive = Annotated[Real, Field(ge=1e-6, le=1e6)]  #: What is divided by; below that, an inverse may be infinite
+LEAST = 1e-6  #: What has to be above 0 is at least that: its inverse is finite, and as seconds it is a time that passes
+Positive = Annotated[Real, Field(ge=LEAST, le=1e6)]
 Flag = Annotated[bool, Field(strict=True)]
 
 

@@ -22,7 +22,21 @@ from services.contracts.jobs import Argument, LabelKey, LabelValue
 from services.contracts.nodes import ClockMinute, Listener
 from services.contracts.queries import PageQuery
 from services.contracts.routing import AccuracyPct, ModelName
-from services.contracts.schema import Flag, Instant, Int, Message, Name, Page, Real, Text, check_once, many, maybe, said
+from services.contracts.schema import (
+    LEAST,
+    Flag,
+    Instant,
+    Int,
+    Message,
+    Name,
+    Page,
+    Real,
+    Text,
+    check_once,
+    many,
+    maybe,
+    said,
+)
 from services.contracts.secrets import EnvironmentName
 from services.contracts.solver import SolveOptions
 from services.contracts.sources import AbsolutePath
@@ -195,10 +209,10 @@ class ServerProbes(Message):
         max_length=20,
     )
     ready_timeout_s: Real = said(
-        "Maximum time until an instance is ready; it covers loading the model.", default=600, gt=0, le=86_400
+        "Maximum time until an instance is ready; it covers loading the model.", default=600, ge=LEAST, le=86_400
     )
     unhealthy_timeout_s: Real = said(
-        "An instance that has not answered for this long is replaced.", default=60, gt=0, le=86_400
+        "An instance that has not answered for this long is replaced.", default=60, ge=LEAST, le=86_400
     )
     drain_min_s: Real = said("Minimum time that an instance drains, so that routers notice.", default=5, ge=0, le=3_600)
     drain_timeout_s: Real = said(
@@ -218,7 +232,7 @@ class PoolSpec(SolveOptions):
     negative_rates: serving.NegativeRates = serving.NegativeRates.FRUGAL
     gap: Real | None = Field(default=None, ge=0, le=1)
     head_room: Real = said(
-        "Factor by which the planned capacity exceeds the demand (alpha in the paper).", default=1.1, gt=0, le=100
+        "Factor by which the planned capacity exceeds the demand (alpha in the paper).", default=1.1, ge=LEAST, le=100
     )
     plan_every_min: Annotated[Int, Field(ge=5, le=30, multiple_of=5)] | None = maybe(
         "How often the pool is planned, in minutes: 5, 10, 15, 20, 25 or 30; each plan is for the time "

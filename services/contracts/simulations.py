@@ -7,7 +7,21 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 from services.contracts.background import WorkFailure, WorkState
 from services.contracts.grid import LONGEST_S
 from services.contracts.queries import PageQuery
-from services.contracts.schema import Flag, Instant, Int, Message, Name, Page, Positive, Real, Text, many, maybe, said
+from services.contracts.schema import (
+    LEAST,
+    Flag,
+    Instant,
+    Int,
+    Message,
+    Name,
+    Page,
+    Positive,
+    Real,
+    Text,
+    many,
+    maybe,
+    said,
+)
 
 MAX_POLICIES = 50
 HISTORY = "history"
@@ -46,8 +60,8 @@ class GridOrderAhead(Message):
     """An order of the grid in simulated time."""
 
     start_at: Instant
-    duration_s: Real = Field(gt=0, le=LONGEST_S)
-    cut: Real | None = maybe("Share of what is drawn before it.", gt=0, le=1)
+    duration_s: Real = Field(ge=LEAST, le=LONGEST_S)
+    cut: Real | None = maybe("Share of what is drawn before it.", ge=LEAST, le=1)
     to_w: Real | None = maybe("The most that may be drawn, watts.", ge=0, le=1e12)
     notice_s: Real = said("How long before its start the cluster may prepare.", default=0.0, ge=0, le=LONGEST_S)
 
@@ -71,7 +85,7 @@ class TrainingOptions(Message):
     format: Word | None = maybe("Format of the job file; by default recognised by its header.")
     recipe: Word | None = maybe("How jobs behave; by default the recipe of the trace.")
     start: Word | None = maybe("UTC date at which simulated time begins.")
-    days: Real | None = maybe("Simulate only jobs submitted within this many days.", gt=0, le=36_600)
+    days: Real | None = maybe("Simulate only jobs submitted within this many days.", ge=LEAST, le=36_600)
     seed: Int = said("The same input and the same seed give the same results.", default=1, ge=0, lt=2**63)
     params: dict[Word, Any] = said(
         "Policy parameters by name, or by `POLICY.name` if there are several policies.",
@@ -79,16 +93,16 @@ class TrainingOptions(Message):
         max_length=100,
     )
     signal: Word = said("Which intensity: `direct`, `lifecycle` or `marginal`.", default="direct")
-    round_minutes: Real = said("Time between active rounds.", default=30, gt=0, le=100_000)
+    round_minutes: Real = said("Time between active rounds.", default=30, ge=0.001, le=100_000)
     passive_interval_s: Real = said("Minimum time between passive rounds.", default=0, ge=0, le=1e7)
     power_down_minutes: Real | None = maybe(
-        "Power down nodes that have been idle for this long; by default never.", gt=0, le=1e6
+        "Power down nodes that have been idle for this long; by default never.", ge=LEAST, le=1e6
     )
     node_mtbf_days: Real | None = maybe(
-        "Mean time between failures of a node; by default nodes do not fail.", gt=0, le=1e6
+        "Mean time between failures of a node; by default nodes do not fail.", ge=0.001, le=1e6
     )
     host_idle_w: Real = said("Power of the host per idle GPU, in watts.", default=30, ge=0, le=1e5)
-    horizon_hours: Real = said("How far ahead policies know the carbon intensity.", default=48, gt=0, le=10_000)
+    horizon_hours: Real = said("How far ahead policies know the carbon intensity.", default=48, ge=LEAST, le=10_000)
     placement: Word = said(
         "`consolidated`, `buddy`, `first-fit`, `heavy-edge` or `refined`; for policies that do not place "
         "jobs themselves.",

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from services.contracts.schema import Message, Real, maybe, said
+from services.contracts.schema import LEAST, Message, Real, maybe, said
 from services.core.domain.solving import Backend, SolveStatus
 
 MAX_SOLVER_TIME_S = 600.0
@@ -16,7 +16,7 @@ class SolveOptions(Message):
     solver: Solver = said(
         "Solver to use. HiGHS replaces one that is not installed or whose licence is too small.", default=Backend.HIGHS
     )
-    time_limit_s: Real = said("Maximum time for the solver itself.", default=60, gt=0, le=MAX_SOLVER_TIME_S)
+    time_limit_s: Real = said("Maximum time for the solver itself.", default=60, ge=LEAST, le=MAX_SOLVER_TIME_S)
 
 
 class SolveProgress(Message):

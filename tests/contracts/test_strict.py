@@ -75,6 +75,21 @@ def test_there_is_much_to_ask() -> None:
     assert len(list(fields())) > 100
 
 
+def test_what_has_to_be_above_0_has_a_least_value() -> None:
+    """The inverse of 1e-320 is not finite, and a time of so many seconds ends when it begins."""
+    parameters = [each for path in DESCRIBED["paths"].values() for op in path.values() for each in op["parameters"]]
+    told = {name: SCHEMAS[name].get("properties", {}) for name in sorted(sent())}
+    told["?"] = {each["name"]: each["schema"] for each in parameters if "schema" in each}
+    without = [
+        f"{name}.{field}"
+        for name, properties in told.items()
+        for field, schema in properties.items()
+        for part in (schema, *schema.get("anyOf", ()))
+        if part.get("type") == "number" and part.get("exclusiveMinimum") == 0
+    ]
+    assert without == []
+
+
 def test_no_field_has_a_bound_beside_one_of_its_type() -> None:
     """Of two, Pydantic takes that of the type."""
     bounds = (annotated_types.Ge, annotated_types.Gt, annotated_types.Le, annotated_types.Lt)
