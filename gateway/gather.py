@@ -119,17 +119,17 @@ class Gatherer:
     async def _settle(self, group: list[_Waiting]) -> None:
         try:
             answers = await self._send(group)  # may shorten the group
-            for waiting, answer in zip(group, answers, strict=True):
+            for waiting, answer in list(zip(group, answers, strict=True)):
                 if not waiting.answer.done():
                     waiting.answer.set_result(answer)
-        except BaseException as error:
+        except _NotAnsweredError:
+            pass
+        except Exception:  # what was answered is no answer to this group
+            log.exception("submissions.not_carried", entries=len(group))
+        finally:
             for waiting in group:
                 if not waiting.answer.done():
                     waiting.answer.set_exception(unavailable("Admission"))
-            if not isinstance(error, _NotAnsweredError):
-                log.exception("submissions.not_carried", entries=len(group))
-                raise
-        finally:
             self._free += 1
             self._leave()
 

@@ -180,6 +180,7 @@ class _Admission:
         self.database, self.known = database, known
         self.has_ended = False
         self.sent: dict[str, list[str]] = {}
+        self.odd = 0
         self.open = 0
         self.has_failed = False
 
@@ -261,8 +262,12 @@ class _Post:
             self._admission.note(self._entries, "failed")
             self.status, self._body = 500, b'{"code": "internal"}'
             return self
-        self._admission.note(self._entries, "answered")
-        self._body = answered
+        self._body, cut = answered, self._simulation.choices.below(8)
+        if 0 < cut <= 2:  # what came is no answer to these
+            told = orjson.loads(answered)["answers"]
+            self._body = (orjson.dumps({"answers": told[:-1]}), answered[:-1])[cut - 1]
+            self._admission.odd += 1
+        self._admission.note(self._entries, "failed" if 0 < cut <= 2 else "answered")
         return self
 
     async def __aexit__(self, *_: object) -> None: ...
@@ -308,7 +313,7 @@ async def play(simulation: Simulation) -> None:
         simulation.start(_client(simulation, gatherer, admission, number, accepted), may_be_cancelled=True)
     if draw(4) == 1:  # admission ends, in whatever it is at
         simulation.loop.call_later(0.01 * draw(12), admission.end, running)
-    _judge_the_log(simulation)
+    odd = _judge_the_log(simulation)
     simulation.instead(Gatherer, _next_group=_gathered(simulation, Gatherer._next_group))
     simulation.holds("no more groups are under way than may be", lambda: _too_many(gatherer))
     simulation.rests("what may be sent is sent", lambda: _unsent(gatherer, admission))
@@ -327,12 +332,14 @@ async def play(simulation: Simulation) -> None:
     for body in set(stored):
         simulation.check("nothing is stored twice", stored.count(body) == 1, f"{body}: {stored.count(body)} jobs")
     simulation.check("what has begun ends", not known.open, str(known.open))
+    simulation.check("what is no answer is told", len(odd) == admission.odd, f"{odd}, and {admission.odd} were odd")
     running.cancel()
     await asyncio.wait([running])
 
 
-def _judge_the_log(simulation: Simulation) -> None:
-    """Only a fault of ours is logged as one, and a line names a user if there was one."""
+def _judge_the_log(simulation: Simulation) -> list[str]:
+    """Only a fault of ours is logged as one, and a line names a user if there was one; return what was no answer."""
+    odd: list[str] = []
 
     def expected(_: Any) -> str | None:
         error = sys.exception()
@@ -341,7 +348,9 @@ def _judge_the_log(simulation: Simulation) -> None:
 
     simulation.says("submission.not_checked", expected)
     simulation.says("submissions.not_carried", expected)
+    simulation.says("submissions.not_carried", lambda _: odd.append(repr(sys.exception())))
     simulation.says("submission.answered", lambda said: "there is no user" if "user_id" in said else None)
+    return odd
 
 
 def _body(kind: str, name: str, *, is_there: bool, is_long: bool) -> str:
