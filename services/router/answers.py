@@ -221,13 +221,16 @@ class AnswerPasser:
                     await send({"type": "http.response.body", "body": out, "more_body": True})
                 piece, piece_s = await connection.piece(), connection.last_at_s  # not when its client has read it
         except UpstreamError as error:
-            log.warning("server.broke_off", server=server.id, reason=error.reason)
-            status = 502
-            message = f"The model server's answer broke off: {error}"
-            if is_events:  # else the connection is closed before the answer's end
+            end = b""
+            if not reader.is_complete:  # else all of it was there
+                log.warning("server.broke_off", server=server.id, reason=error.reason)
+                status = 502
+                message = f"The model server's answer broke off: {error}"
                 end = openai.broken_off(received.kind, message, reader.events)
+            if is_events:  # else the connection is closed before the answer's end
                 await exchange.send({"type": "http.response.body", "body": end, "more_body": False})
-            raise
+            if not reader.is_complete:
+                raise
         except asyncio.CancelledError:
             status = 499  # its client left
             raise

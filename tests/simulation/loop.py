@@ -44,6 +44,8 @@ MOST_DISPOSED, CANCELLED_AGAIN = 20_000, 1_000
 SILENT_S = 600.0
 """A boundary that does not answer is silent for so long, which outlives every time limit."""
 
+_CUT = b"cut"
+"""Comes behind what is the last that arrives."""
 _UNAWAITED = "_warn_unawaited_coroutine"
 """What the interpreter calls in ``warnings`` when a coroutine ends that was never begun."""
 
@@ -410,8 +412,9 @@ class SimulatedTransport(asyncio.Transport):
         if self._is_closed or self.peer._is_closed:
             return
         choices = self._loop._choices
-        if self._loop._cuts and choices.below(2, often=self._loop._cuts):
-            self._loop.has_cut = True
+        is_cut = self._loop._cuts and choices.below(3, often=self._loop._cuts)
+        self._loop.has_cut |= bool(is_cut)
+        if is_cut == 1:
             self.abort()
             return
         data = bytes(data)
@@ -419,6 +422,8 @@ class SimulatedTransport(asyncio.Transport):
         self.was_cut |= bool(cut)
         for piece in (data[:cut], data[cut:]) if cut else (data,):
             self._send(piece)
+        if is_cut:
+            self.peer._arriving.append(_CUT)
 
     def _send(self, piece: bytes | None) -> None:
         self.peer._arriving.append(piece)
@@ -434,6 +439,8 @@ class SimulatedTransport(asyncio.Transport):
             self._loop.call_soon(self.protocol.connection_lost, None)
         else:
             self.protocol.data_received(piece)
+            if self._arriving[:1] == [_CUT]:  # before anybody who was woken has run
+                self.abort()
 
     def pause_reading(self) -> None:
         """Have what arrives wait."""
