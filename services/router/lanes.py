@@ -399,11 +399,15 @@ class Lane:
             and each.connection
             and not each.is_preempted
         }
+        spare = (each for server in (*self.servers, *self.others) for each in server.spare)
+        leaving = [each.server for each in (*self.unanswered.values(), *spare) if each.is_preempted and each.server]
         looked_at: set[frozenset[str]] = set()
         now_s = time.monotonic()
         while may_leave and (head := self.queue.peek(without=looked_at, now_s=now_s)) is not None and not head.is_late:
             looked_at.add(head.excluded)
             waiting = self._tickets[head.id]
+            if sum(map(waiting.may_have, leaving)) >= len(self.queue):
+                continue  # for each who waits somebody leaves already
             running = [each.request for each in may_leave.values() if each.server and waiting.may_have(each.server)]
             margin_s = laxity.PREEMPTION_MARGIN_S
             found = laxity.preempted_by(head, running, rules.order, self.times, margin_s=margin_s)

@@ -11,7 +11,7 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -1255,18 +1255,36 @@ def _preempting(simulation: Simulation, preempt: Any) -> Any:
             and head is not None
             and each.server.id not in head.excluded
         ]
+        excluded = head.excluded if head is not None else frozenset[str]()
+        leaving = _leaving(self, excluded)
         found = None
-        if head is not None and rules.order is not Order.FCFS and not head.is_late:
+        if leaving < len(self.queue) and head is not None and rules.order is not Order.FCFS and not head.is_late:
             found = preempted_by(head, may_leave, rules.order, self.times, margin_s=PREEMPTION_MARGIN_S)
         preempt(self)
         done = self.preempted - before
         may_preempt = rules.most_preemptions > 0 and rules.order is not Order.FCFS
         simulation.check("nobody loses his place where nobody may", may_preempt or not done, str(self.preempted))
         simulation.check("who is more urgent takes a place", found is None or done == 1, str(found and found.id))
+        rest = [each.request.id for each in _spare(self, excluded) if each.may_repeat and not each.is_preempted]
+        is_needed = not done or (found is None or (leaving < len(self.queue) and not rest))
+        simulation.check("nobody loses his place in vain", is_needed, f"{leaving} leave, {rest} have what is left")
         is_last = found is None or self.unanswered[found.id].is_preempted
         simulation.check("who is more urgent takes a place", is_last, str(found and found.id))
 
     return judge
+
+
+def _spare(lane: Lane, excluded: Set[str]) -> list[Ticket]:
+    """Return those who only have what others left, where a request may go."""
+    servers = (*lane.servers, *lane.others)
+    may_be_asked = [each for each in servers if each.breaker.opened_s is None and each.id not in excluded]
+    return [ticket for server in may_be_asked for ticket in server.spare]
+
+
+def _leaving(lane: Lane, excluded: Set[str]) -> int:
+    """Return how many give up a place that a request may have."""
+    holds = [*lane.unanswered.values(), *(each for server in lane.servers for each in server.spare)]
+    return sum(each.is_preempted and each.server is not None and each.server.id not in excluded for each in holds)
 
 
 def _counted(simulation: Simulation, requests: _Requests, clients: Sequence[_Client], end: Any) -> Any:
