@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections import Counter
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, cast
 
@@ -86,6 +88,24 @@ class _Process:
 
         cast(Any, self.coordinator)._on_lost = judged
 
+    def count_meetings(self, simulation: Simulation, met: Counter[tuple[Any, str]]) -> None:
+        """Count how often another one was reached or unknown; until then it is said once that it is not reached."""
+        coordinator, itself = cast(Any, self.coordinator), simulation.process()
+        connect, choose, switch = coordinator._connect, coordinator.choose, coordinator._switch
+
+        async def connected(peer: str, address: str) -> None:
+            await itself.start(connect(peer, address))
+
+        def chosen(others: Mapping[str, RouterState]) -> None:
+            met.update((itself, name) for name in ("p1", "p2", "p3", "p4") if name not in others)
+            choose(others)
+
+        def switched(link: AssignerLink | None) -> None:
+            met.update([(itself, link.peer)] if link is not None else ())
+            switch(link)
+
+        coordinator._connect, coordinator.choose, coordinator._switch = connected, chosen, switched
+
     def lose_peers(self) -> None:
         """End the connections of those who ask, in the order in which they were made: a set has no order."""
         type(self).has_lost_any = True
@@ -145,14 +165,20 @@ async def play(simulation: Simulation) -> None:
         processes.append(_Process("p4", "other", most_waiting))
     instances = dict[str, str]((name, "ready") for name in ("a", "b", "c")[: 1 + draw(3)])
     concurrency = 1 + draw(2, often=0.3)
+    met = Counter[tuple[Any, str]]()
+    simulation.says_once(
+        "router_peer.not_reached", lambda said: met[simulation.loop.process_now(), said["peer"]], "peer"
+    )
     for process in processes:
         process.adopt(_table(instances, concurrency))
         process.watch_links(simulation)
+        process.count_meetings(simulation, met)
         await process.coordinator.listen("simulated")
         await asyncio.sleep(0.01)
         process.coordinator.started_at_s = time.time()
     simulation.holds("no queue counts below nothing", lambda: _negative(processes))
     simulation.rests("no instance with room stands beside a request that may use it", lambda: _stands_idle(processes))
+    simulation.rests("whoever assigns is connected", lambda: _unconnected(processes))
     simulation.holds("a stranger is not let in", lambda: _let_in(processes))
     simulation.holds("who has no place among connections is not kept", lambda: _kept(crowd))
     give, take = _judged(simulation, AppQueue._give), _refused(simulation, AppQueue.take)
@@ -358,6 +384,11 @@ def _stands_idle(processes: list[_Process]) -> str | None:
                 if free - ticket.excluded:
                     return f"{process.coordinator.name}: {ticket.id} waits, and {free} are free"
     return None
+
+
+def _unconnected(processes: list[_Process]) -> str | None:
+    links = [each.coordinator._link for each in processes]
+    return next((each.peer for each in links if each is not None and not each.is_open), None)
 
 
 def _kept(crowd: _FullCrowd) -> str | None:

@@ -139,8 +139,14 @@ class _Admission:
 
     async def _reach(self, work: Callable[[], Any]) -> Any:
         away = unavailable("Admission")
+
+        def reached() -> Any:
+            if self._simulation.choices.below(2, often=0.2):  # meanwhile jobs have gone on
+                self.go_on()
+            return work()
+
         try:
-            return await self._simulation.boundary(work, away, may_repeat=True)
+            return await self._simulation.boundary(reached, away, may_repeat=True)
         except ProblemError as error:
             self.has_failed |= error is away
             raise
