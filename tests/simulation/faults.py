@@ -97,12 +97,12 @@ ROOMS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "services/kit/control_plane.py": ("node",),
         "services/kit/tasks.py": ("tasks", "node", "apps"),
         "gpu_agent/inbox.py": ("node",),
-        "gpu_agent/spool.py": ("node",),
+        "gpu_agent/spool.py": ("node", "measuring"),
         "gpu_agent/gangs.py": ("node",),
         "gpu_agent/ranks.py": ("node",),
-        "gpu_agent/reporting.py": ("node",),
+        "gpu_agent/reporting.py": ("node", "measuring"),
         "gpu_agent/controls.py": ("node",),
-        "gpu_agent/meter.py": ("node",),
+        "gpu_agent/meter.py": ("node", "measuring"),
     },
 }
 """The files with faults by room, and the scenarios that run each."""

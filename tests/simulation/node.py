@@ -44,7 +44,7 @@ from gpu_agent.launch import Inputs
 from gpu_agent.meter import Meter
 from gpu_agent.progress import Report
 from gpu_agent.ranks import RankFolder
-from gpu_agent.reporting import ReportingAgent, StateFolderTakenError
+from gpu_agent.reporting import MeasuringAgent, ReportingAgent, StateFolderTakenError
 from gpu_agent.secrets import InputError
 from gpu_agent.settings import AgentSettings
 from gpu_agent.spool import Spool
@@ -179,7 +179,7 @@ class _Shims:
     all: dict[int, _Shim] = field(default_factory=dict[int, _Shim])
     started: dict[str, int] = field(default_factory=dict[str, int])
     killed: set[str] = field(default_factory=set[str])
-    agent: _Agent | None = None
+    agent: Any = None
     mortal: Process | None = None
     exits: dict[str, tuple[int, EndedBy]] = field(default_factory=dict[str, tuple[int, EndedBy]])
     posted: dict[str, float] = field(default_factory=dict[str, float])
@@ -192,7 +192,7 @@ class _Shims:
     clock: Clock = field(default_factory=Clock)
     most_ahead_s: float = 0.0
     drawn: Drawn = field(init=False)
-    beginning: _Agent | None = None
+    beginning: _Judged | None = None
     _pids: Iterator[int] = field(default_factory=lambda: itertools.count(1_000))
 
     def launch(self, command: list[str], *, stdin: Any, **_: Any) -> _Shim:
@@ -697,18 +697,72 @@ class _Health:
     def returned(self, _: Any) -> None: ...
 
 
-class _Agent(Agent):
+class _Judged(ReportingAgent):
+    """What is asked of every agent, whatever else it does."""
+
+    def _judge(self, simulation: Simulation, plane: _Plane) -> Any:
+        """Take who asks, before anything is made; return how the node is enrolled."""
+        assert plane.shims is not None
+        plane.shims.beginning = self
+        self._simulation, self._stand_in = simulation, plane
+        return SimpleNamespace(
+            until_enrolled=_nothing, renew=_nothing, refresh=_nothing, refused=lambda: None, secret=_a_secret
+        )
+
+    def _judge_end(self) -> None:
+        """Have nobody use devices of which the agent has taken leave, nor take leave of the folder before."""
+        close, read, check = self.driver.close, self.driver.read, self._simulation.check
+        self._is_closed = False
+
+        def closed() -> None:
+            at_work = [name for name, each in self._tasks.items() if not each.done()]
+            check("who ends measures until its end", not at_work and self.meter._opened >= self.meter._sampled)
+            check("who uses devices has the state folder", fcntl.fcntl(self._state_lock, fcntl.F_GETFD) >= 0)
+            self._is_closed = True
+            close()
+
+        def asked(index: int) -> Any:
+            check("who uses devices has the state folder", not self._is_closed, str(index))
+            return read(index)
+
+        driver = cast(Any, self.driver)
+        driver.close, driver.read = closed, asked
+
+    async def _keep_going(self, name: str, loop: Any) -> None:
+        await super()._keep_going(name, self._simulation.judged(loop, *FAILURES))
+
+    def has_problem(self) -> bool:
+        """Whether its devices, or its disk, fail now and then, which may hold it up."""
+        devices = self._stand_in.devices
+        return (devices is not None and devices.has_failed) or bool(self._problems())
+
+    def _register_again(self, devices: Any) -> None:
+        is_other = devices != self.plane._registration.devices
+        self._simulation.check("a node registers again when it has other devices", is_other)
+        self._stand_in.register_again()
+        ControlPlane.register_again(self.plane, devices)
+
+    def lose_lock(self) -> None:
+        """Give back the state folder, as the kernel does when a process ends."""
+        if (lock := self.__dict__.pop("_state_lock", None)) is not None:  # else it had not come to that
+            os.close(lock)
+
+
+class _Measuring(_Judged, MeasuringAgent):
+    """The agent that only measures."""
+
+    def __init__(self, simulation: Simulation, settings: AgentSettings, plane: _Plane, _: Client) -> None:
+        MeasuringAgent.__init__(self, settings, cast(Any, plane), self._judge(simulation, plane))
+        self.plane.register_again = self._register_again  # type: ignore[method-assign]
+        self._judge_end()
+
+
+class _Agent(_Judged, Agent):
     """The agent, put together without what asks the kernel."""
 
     def __init__(self, simulation: Simulation, settings: AgentSettings, plane: _Plane, valkey: Client) -> None:
-        assert plane.shims is not None
-        plane.shims.beginning = self
-        self._stand_in = plane
-        enrolment = SimpleNamespace(
-            until_enrolled=_nothing, renew=_nothing, refresh=_nothing, refused=lambda: None, secret=_a_secret
-        )
-        ReportingAgent.__init__(self, settings, cast(Any, enrolment))
-        self._simulation = simulation
+        enrolment = self._judge(simulation, plane)
+        ReportingAgent.__init__(self, settings, enrolment)
         self._tick_due = asyncio.Event()
         self._device_files: dict[str, bytes] = {}
         self._state_problem = ""
@@ -781,20 +835,7 @@ class _Agent(Agent):
             ),
         )
         self._latency = cast(Any, SimpleNamespace(run=_forever))
-
-    async def _keep_going(self, name: str, loop: Any) -> None:
-        await super()._keep_going(name, self._simulation.judged(loop, *FAILURES))
-
-    def has_problem(self) -> bool:
-        """Whether its devices, or its disk, fail now and then, which may hold it up."""
-        stand_in = cast(Any, self)._stand_in
-        return (stand_in.devices is not None and stand_in.devices.has_failed) or bool(self._problems())
-
-    def _register_again(self, devices: Any) -> None:
-        is_other = devices != self.plane._registration.devices
-        self._simulation.check("a node registers again when it has other devices", is_other)
-        cast(Any, self)._stand_in.register_again()
-        ControlPlane.register_again(self.plane, devices)
+        self._judge_end()
 
     def _prepare(self, start: StartGang, *_: Any) -> ranks.Launch:
         draw, shims = self._simulation.choices.below, cast(Any, self)._stand_in.shims
@@ -804,11 +845,6 @@ class _Agent(Agent):
 
     async def _fetch(self, start: StartGang, rank: Path) -> Inputs:
         return await self._simulation.boundary(lambda: Inputs(), InputError("it lacks a secret"))
-
-    def lose_lock(self) -> None:
-        """Give back the state folder, as the kernel does when a process ends."""
-        if (lock := self.__dict__.pop("_state_lock", None)) is not None:  # else it had not come to that
-            os.close(lock)
 
 
 async def _nothing() -> None: ...
@@ -861,10 +897,11 @@ class _Devices:
         self.estimates = draw(6) == 1
         self.has_failed = not self._counts
         self._extra_gib = self._changes = 0
-        self._fails_since_s = -math.inf
+        self._fails_since_s = self._refuses_until_s = -math.inf
+        self._odd: dict[int, tuple[float, int]] = {}
 
-    def asks(self, work: Any, *, clock: bool = False) -> Any:
-        """Return a method of the driver that may fail."""
+    def asks(self, work: Any, *, clock: bool = False, is_control: bool = False) -> Any:
+        """Return a method of the driver that may fail; those that set something do so oftener, and for a while."""
 
         @functools.wraps(work)
         def ask(driver: Any, *arguments: Any) -> Any:
@@ -874,6 +911,10 @@ class _Devices:
                     self.has_failed, self._fails_since_s = True, now_s
                 if now_s - self._fails_since_s <= (FAILS_S if self.plane.poison is not None else 0.0):
                     raise DeviceError("it does not answer")
+                if is_control and self._often and self._simulation.choices.below(2, often=5 * self._often):
+                    self._refuses_until_s = now_s + FAILS_S
+                if is_control and now_s < self._refuses_until_s:
+                    raise DeviceError("it cannot be set")
                 if clock and self.refuses_clocks:
                     raise NotSupportedError("it has no clock to be set")
             return work(driver, *arguments)
@@ -891,10 +932,15 @@ class _Devices:
                 sample = replace(sample, energy_j=None)
             elif self.estimates:  # its power is a guess, which says nothing against its counter
                 sample = replace(sample, power_w=0.2 * sample.power_w, estimated=True)
-            if self._nonsense and not is_calm and draw(2, often=self._nonsense):
+            now_s = self._simulation.loop.time()
+            until_s, which = self._odd.get(index, (-math.inf, 0))
+            if self._nonsense and not is_calm and now_s >= until_s and draw(2, often=self._nonsense):
+                lasts, which = divmod(draw(2 * len(NONSENSE)), len(NONSENSE))
+                until_s = now_s + lasts * FAILS_S
+                self._odd[index] = until_s, which
                 self.has_failed = True
-                return replace(sample, **NONSENSE[draw(len(NONSENSE))])
-            return sample
+                return replace(sample, **NONSENSE[which])
+            return replace(sample, **NONSENSE[which]) if now_s < until_s and not is_calm else sample
 
         return read
 
@@ -969,13 +1015,21 @@ class Drawn:
             self._simulation.at_end(lambda: meter_)  # kept, so that no other has its id
             has_failed = self._devices is not None and self._devices.has_failed
             if not (is_first or has_failed or any(usage.until for usage in found.usages)):
-                self._check(meter_._progress_of.__self__, found, begin_s, end_s)
+                agent = getattr(meter_._progress_of, "__self__", None)
+                self._check(agent or self._shims.agent, found, begin_s, end_s)
             return found
 
         return judge
 
     def _check(self, agent: _Agent, found: EnergyInterval, begin_s: float, end_s: float) -> None:
         check, node = self._simulation.check, agent.settings.node_id
+        if isinstance(agent, _Measuring):
+            for usage in found.usages:
+                drawn_j = self._joules(node, usage.devices, begin_s, end_s)
+                is_own = usage.allocation_id is None and abs(usage.gpu_energy_j - drawn_j) <= SLACK_J
+                check("a node is charged for what it drew", is_own, f"{usage}, and {drawn_j:.1f} J")
+            check("a node is charged for what it drew", sum(len(each.devices) for each in found.usages) == GPUS)
+            return
         told_j = {usage.allocation_id: usage.gpu_energy_j for usage in found.usages}
         drawn_j = self._joules(node, range(GPUS), begin_s, end_s)
         is_all = abs(sum(told_j.values()) - drawn_j) <= SLACK_J
@@ -1063,10 +1117,16 @@ def a_host(simulation: Simulation, shims: _Shims, commands: _Outbox, devices: _D
         simulation.check("a lease is of a gang that has its devices", gang is None or gang.holding, folder.path.name)
         renew(folder, *lease)
 
+    full_until_s = -math.inf
+
     def may_fail(work: Any) -> Any:
         @functools.wraps(work)
         def write(*arguments: Any, **options: Any) -> Any:
-            if fails and not simulation.is_calm and draw(2, often=fails):
+            nonlocal full_until_s
+            now_s = simulation.loop.time()
+            outcome = draw(3, often=fails) if fails and not simulation.is_calm and now_s >= full_until_s else 0
+            full_until_s = now_s + FAILS_S if outcome == 2 else full_until_s
+            if outcome or (now_s < full_until_s and not simulation.is_calm):
                 raise OSError(errno.ENOSPC, "No space left on device")
             return work(*arguments, **options)
 
@@ -1124,9 +1184,8 @@ def a_host(simulation: Simulation, shims: _Shims, commands: _Outbox, devices: _D
         replaced.append((SimulatedDriver, "refresh", lambda _: devices.refresh()))
         replaced.append((SimulatedDriver, "devices", devices.listed(SimulatedDriver.devices)))
         for name in ("set_power_limit", "reset_power_limit", "set_clock"):
-            replaced.append(
-                (SimulatedDriver, name, devices.asks(getattr(SimulatedDriver, name), clock="clock" in name))
-            )
+            asked = devices.asks(getattr(SimulatedDriver, name), clock="clock" in name, is_control=True)
+            replaced.append((SimulatedDriver, name, asked))
     folder = Path(tempfile.mkdtemp(prefix="simulated-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
     simulation.at_end(functools.partial(shutil.rmtree, folder, ignore_errors=True))
     for where, name, stand_in in replaced:
@@ -1139,7 +1198,12 @@ def _at_once_instead(*, target: Any, args: Any, **_: Any) -> Any:
     return SimpleNamespace(start=lambda: target(*args))
 
 
-async def play(simulation: Simulation) -> None:
+async def measuring(simulation: Simulation) -> None:
+    """The same node, whose agent only measures: somebody else runs its jobs."""
+    await play(simulation, _Measuring)
+
+
+async def play(simulation: Simulation, kind: type[_Agent | _Measuring] = _Agent) -> None:
     """Jobs start, are stopped and started again on a node whose agent dies and returns; at the end nothing is left."""
     draw = simulation.choices.below
     simulation.most_steps = STEPS
@@ -1169,9 +1233,10 @@ async def play(simulation: Simulation) -> None:
         plane.delay_s = DELAY_S
         settings = settings.model_copy(update={"engine_delay_s": DELAY_S, "engine_node": f"engine.{NODE}"})
     relaying = simulation.loop.create_task(plane.relay())
-    user = simulation.start(_use(simulation, plane, shims))
+    is_used = kind is _Agent
+    user = simulation.start(_use(simulation, plane, shims) if is_used else asyncio.sleep(3.0 * (1 + draw(8))))
     _judge_the_log(simulation, plane, devices)
-    agent: _Agent | None = None
+    agent: Any = None
     process = simulation.process(shims.clock)
     kills = (0.01, 0.06)[draw(2)]
     clock_sets = ((), SLEWS_S, SLEWS_S + STEPS_S)[draw(3)]
@@ -1189,7 +1254,7 @@ async def play(simulation: Simulation) -> None:
                 (settings.state_folder / "allocations" / ".draft").mkdir(parents=True, exist_ok=True)
             is_known = _is_known(settings)
             shims.mortal = process if is_known and deaths < MOST_DEATHS else None
-            agent = await _of(process, _begin(simulation, settings, plane, valkey))
+            agent = await _of(process, _begin(simulation, kind, settings, plane, valkey))
             shims.agent = agent
         if agent is None or not process.is_alive:  # killed between two writes
             deaths += 1
@@ -1242,22 +1307,22 @@ async def play(simulation: Simulation) -> None:
     simulation.check(
         "what can be told is told", len(agent.spool) <= 2 + plane.delay_s / INTERVAL_S, str(len(agent.spool))
     )
-    simulation.check("no control is left", not agent.controls.in_force)
+    simulation.check("no control is left", not is_used or not agent.controls.in_force)
     changed = [each for each in agent.driver._devices if not _is_as_made(each, agent)]  # type: ignore[union-attr]
     simulation.check("no control is left", not changed, str(changed))
-    left = [each.parent.name for each in agent.gangs.folder.glob(f"*/{shim.SPEC}") if _is_released(each.parent)]
+    specs = settings.state_folder.glob(f"allocations/*/{shim.SPEC}")
+    left = [each.parent.name for each in specs if _is_released(each.parent)]
     simulation.check("who is forgotten leaves no secrets", not left, str(left))
-    is_known = plane.registered == agent.driver.devices()
+    is_known = plane.registered == agent._usable(agent.driver.devices())
     simulation.check("a node registers with the devices that it has", is_known, str(plane.registered))
     left = store.xlen(command_stream(NODE))
     simulation.check("a command that was obeyed is not kept", not left, str(left))
     await agent.check_ready()
-    names = {each.name for each in agent.gangs.folder.parent.parent.iterdir()}
+    names = {each.name for each in settings.state_folder.parent.iterdir()}
     simulation.check("nothing is written elsewhere", names == {settings.state_folder.name}, str(names))
     simulation.check("what was accepted ends", all(each.is_over for each in plane.allocations.values()))
-    simulation.check(
-        "a gang that is over is forgotten", not list(agent.gangs), str([g.allocation_id for g in agent.gangs])
-    )
+    left = [each.allocation_id for each in agent.gangs] if is_used else []
+    simulation.check("a gang that is over is forgotten", not left, str(left))
     if draw(8) == 1:
         with suppress(StateFolderTakenError):
             reporting._take_state_folder(settings.state_folder)
@@ -1313,12 +1378,14 @@ def _judge_the_log(simulation: Simulation, plane: _Plane, devices: _Devices) -> 
     simulation.says_once("device.unreadable", lambda each: done[f"read {each['index']}"], "index")
 
 
-def _check_agent(simulation: Simulation, agent: _Agent, shims: _Shims) -> None:
+def _check_agent(simulation: Simulation, agent: _Agent | _Measuring, shims: _Shims) -> None:
     """Check what an agent knows, between two of its steps."""
-    known = [each.allocation_id for each in agent.gangs if each.allocation_id in shims.released]
-    simulation.check("a gang that is forgotten stays so", not known, str(known))
     odd = [each.power_w for each in agent.meter._devices if not 0 <= each.power_w <= each.bound.most_w]
     simulation.check("no device is taken to draw what it cannot", not odd, str(odd))
+    if isinstance(agent, _Measuring):
+        return
+    known = [each.allocation_id for each in agent.gangs if each.allocation_id in shims.released]
+    simulation.check("a gang that is forgotten stays so", not known, str(known))
     now_s, gangs = shim.clock(), agent.gangs
     before_it_ends = (RankState.STARTING, RankState.RUNNING)  # whatever it takes itself for
     waiting = [
@@ -1342,7 +1409,7 @@ def _check_agent(simulation: Simulation, agent: _Agent, shims: _Shims) -> None:
     agent.waits_now.clear()
 
 
-async def _is_ready(agent: _Agent) -> bool:
+async def _is_ready(agent: _Agent | _Measuring) -> bool:
     try:
         await agent.check_ready()
     except RuntimeError:
@@ -1350,7 +1417,7 @@ async def _is_ready(agent: _Agent) -> bool:
     return True
 
 
-def _is_as_made(device: Any, agent: _Agent) -> bool:
+def _is_as_made(device: Any, agent: _Agent | _Measuring) -> bool:
     board = agent.devices[0]
     return (device.limit_w, device.clock_mhz) == (board.power_limit_w, max(board.clocks_mhz))
 
@@ -1359,7 +1426,7 @@ def _is_released(folder: Path) -> bool:
     return RankFolder(folder).is_released()
 
 
-async def _recut(simulation: Simulation, agent: _Agent) -> None:
+async def _recut(simulation: Simulation, agent: _Agent | _Measuring) -> None:
     """End an interval, as where slices are cut anew."""
     begin_s = shim.clock()
     with suppress(RuntimeError):  # no thread could be started
@@ -1382,7 +1449,7 @@ async def _of(process: Process, work: Coroutine[Any, Any, T]) -> T | None:
     return task.result() if process.is_alive else None
 
 
-async def _stop(process: Process, agent: _Agent) -> bool:
+async def _stop(process: Process, agent: _Agent | _Measuring) -> bool:
     """End the agent; return whether it could do all that it does at its end."""
     try:
         await _of(process, agent.stop())
@@ -1399,8 +1466,8 @@ async def _until_the_spool_is_written(simulation: Simulation) -> None:
         await asyncio.sleep(0.01)
 
 
-async def _begin(simulation: Simulation, settings: AgentSettings, plane: _Plane, valkey: Client) -> _Agent:
-    agent = _Agent(simulation, settings, plane, valkey)
+async def _begin(simulation: Simulation, kind: Any, settings: AgentSettings, plane: _Plane, valkey: Client) -> Any:
+    agent = plane.shims.agent = kind(simulation, settings, plane, valkey)  # type: ignore[union-attr]
     lacked, simulation.loop.lacks_threads = simulation.loop.lacks_threads, 0.0  # else it would end, and begin again
     await agent.start()
     simulation.loop.lacks_threads = lacked
@@ -1498,7 +1565,9 @@ def _a_gang(job: str, generation: int, devices: list[int], *, shares: bool) -> S
     )
 
 
-def _check_energy(simulation: Simulation, plane: _Plane, shims: _Shims, agent: _Agent, deaths: int) -> None:
+def _check_energy(
+    simulation: Simulation, plane: _Plane, shims: _Shims, agent: _Agent | _Measuring, deaths: int
+) -> None:
     metered_j = sum(device.energy_j for device in agent.driver._devices)  # type: ignore[union-attr]
     intervals = [*plane.intervals.values(), *agent.spool.batch(10**6)]
     known = {(each.boot_id, each.sequence): each for each in intervals}

@@ -34,6 +34,7 @@ SCENARIOS: dict[str, Play] = {
     "tasks": reports.tasks,
     "edge": edge.play,
     "node": node.play,
+    "measuring": node.measuring,
     "rounds": rounds.play,
     "serving": serving.play,
     "webhooks": webhooks.play,
