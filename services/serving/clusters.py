@@ -98,7 +98,8 @@ async def _wanted(
     for pool, place, mode, _ in named:
         plan = await queries.instances.plan(pool.plan_id) if pool.plan_id else None
         if plan is not None and plan.revision == pool.revision:
-            planned[pool.key] = sum(plan.target.get((place, mode), {}).values())
+            classes = plan.target.get((place, mode), {})
+            planned[pool.key] = sum(classes.values()) - classes.get(None, 0)  # of which none is made, only kept
     if not named:
         return None, 0, None
     return planned, max(each.min_replicas for *_, each in named), named[0][3].port

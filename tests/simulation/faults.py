@@ -88,8 +88,10 @@ ROOMS: Mapping[str, Mapping[str, Sequence[str]]] = {
     "scheduler": {"services/scheduler/loop.py": ("rounds", "node")},
     "serving": {
         "services/serving/controller/server_jobs.py": ("serving",),
-        "services/serving/controller/controller.py": ("serving",),
-        "services/serving/controller/advance.py": ("serving",),
+        "services/serving/controller/controller.py": ("serving", "pods"),
+        "services/serving/controller/advance.py": ("serving", "pods"),
+        "services/serving/controller/pods.py": ("pods",),
+        "services/serving/clusters.py": ("pods",),
         "services/serving/controller/probes.py": ("serving",),
     },
     "agent": {

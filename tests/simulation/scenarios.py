@@ -37,6 +37,7 @@ SCENARIOS: dict[str, Play] = {
     "measuring": node.measuring,
     "rounds": rounds.play,
     "serving": serving.play,
+    "pods": serving.pods,
     "webhooks": webhooks.play,
     "work": work.play,
 }

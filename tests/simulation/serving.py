@@ -9,11 +9,12 @@ owners are deleted, GPUs are few, jobs fail, are queued again and disappear, ser
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import cache
@@ -22,16 +23,19 @@ from typing import Any, cast
 
 import orjson
 
+from services.contracts.clusters import ClusterOrders, ClusterPod, ClusterReport, WorkloadReport
 from services.contracts.codes import ProblemCode
+from services.contracts.identity import Identity, Role
 from services.contracts.jobs import SubmissionAnswer, SubmissionAnswers, SubmissionRequest, SubmittedJob
 from services.contracts.nodes import Listener
-from services.contracts.serving import InstanceState, PoolSpec
+from services.contracts.serving import InstancePod, InstanceState, PoolSpec
 from services.core.domain.jobs import JobState
 from services.core.domain.reasons import Reason
 from services.db.sealing import Sealer
 from services.kit.ids import utc_now
 from services.kit.problems import ProblemError, unavailable
 from services.kit.tasks import end_tasks
+from services.serving.clusters import Clusters
 from services.serving.controller import controller, probes
 from services.serving.controller.controller import PATIENCE_S, Controller
 from services.serving.controller.diff import FIRST_S, LONGEST_S, STAYING, Life
@@ -46,7 +50,13 @@ from services.serving.instances import (
     InstanceReason,
     pool_blueprint,
 )
-from services.serving.repository.instances import InstanceOwner, NewInstance, PlanInForce
+from services.serving.repository.instances import (
+    InstanceOwner,
+    InstanceRows,
+    NewInstance,
+    PlanInForce,
+    _pod_job,
+)
 from tests.simulation.loop import EPOCH_S, Process, Simulation
 from tests.support.pools import a_pool
 
@@ -60,6 +70,8 @@ LATEST_S = 4.0
 CALM_S = 260.0
 """Within this time every owner has what its plan wants, if nothing fails any more."""
 CLASSES = ("S", "L")
+PODS, CLUSTERS, WORKLOADS = "pods", ("east", "west"), ("Deployment/one", "LeaderWorkerSet/other")
+"""A pool whose instances are pods, and where."""
 LIVE = frozenset(InstanceState) - {InstanceState.ENDED}
 
 
@@ -113,6 +125,7 @@ class _Admission:
         self.refused: set[str] = set()
         self.has_failed = False
         self.removed: set[str] = set()
+        self.pods: set[str] = set()
         self.under_way: set[Any] = set()
 
     async def call(self, method: str, path: str, answer: Any, *, body: SubmissionRequest) -> SubmissionAnswers:
@@ -261,6 +274,8 @@ class _Session:
 
     def _answer(self, job: _Job | None, address: str, path: str, headers: Any) -> tuple[int, bytes]:
         now_s, is_calm = self._simulation.loop.time(), self._simulation.is_calm
+        if address in self._admission.pods and path == "/metrics":
+            return 200, b"vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n"
         fails = not is_calm and self._simulation.choices.below(2, often=0.1)
         is_silent = job is not None and not is_calm and job.silent_s[0] <= now_s < job.silent_s[1]
         if job is None or job.url != f"http://{address}" or now_s < job.answers_at_s or fails or is_silent:
@@ -333,6 +348,8 @@ class _World:
         return self.admission.jobs.get(row.job_id or self.admission.keyed.get(row.id, ""))
 
     def _read(self, row: Instance) -> Instance:
+        if row.is_pod:
+            return replace(row, job=_pod_job(row.pod) if row.pod else None)
         found = self.admission.keyed.get(row.id)
         job = self.job_of(row)
         seen = job and InstanceJob(
@@ -370,7 +387,8 @@ class _World:
         row = self.rows.get(each.id)
         self.simulation.check("what is changed is as it was read", row is not None and row.state is each.state, each.id)
         if row is not None and row.state is each.state:
-            self.rows[each.id] = replace(row, **change)
+            pod = {"pod": InstancePod.as_stored(change["pod"])} if "pod" in change else {}
+            self.rows[each.id] = replace(row, **(change | pod))
 
     def make(self, new: NewInstance) -> None:
         """Add a row."""
@@ -492,8 +510,8 @@ class _Review:
 
     def _waits(self, row: Instance) -> bool:
         """Whether it waits for GPUs, or did when the transaction read it."""
-        job = self._world.job_of(row)
-        if job is None or job.state is not JobState.QUEUED:
+        job = self._world._read(row).job
+        if job is None or job.state is not JobState.QUEUED or job.queued_at is None:
             return job is not None and job.running_at is not None and self._world.now_s - _s(job.running_at) < LOOK_S
         return utc_now() - job.queued_at >= timedelta(seconds=PATIENCE_S)
 
@@ -612,6 +630,17 @@ class _Rows:
             self._mine.added.append(each)
             self._mine.changes.append(lambda each=each: self._world.make(each))
 
+    set_pods = InstanceRows.set_pods
+
+    async def lock_in(self, cluster: str, tenant_id: str) -> tuple[list[InstanceOwner], bool]:
+        """As of the real one, which waits for what is locked."""
+        while self._world.is_locked(PODS, self._mine):  # noqa: ASYNC110, nobody says when it is not
+            await asyncio.sleep(0.01)
+        owner = self._world.owners.get(PODS)
+        if owner is not None:
+            self._world.locks[PODS] = self._mine
+        return [owner] if owner is not None else [], True
+
     async def remove(self, name: str) -> None:
         """As of the real ones."""
         await asyncio.sleep(0)
@@ -655,6 +684,8 @@ class _Service:
         self._session = _Session(world.simulation, world.admission)
         jobs: Any = ServerJobs(cast(Any, world.admission))
         jobs.submit = world.simulation.judged(jobs.submit)  # whose failures the controller only logs
+        networks = SimpleNamespace(endpoint_networks="10.0.0.0/8")
+        self.clusters = Clusters(cast(Any, _Repository(world, self.process)), cast(Any, networks))
         prober = Prober(cast(Any, self._session), timeout_s=ANSWER_S, at_once=2)
         self.controller = Controller(
             cast(Any, _Repository(world, self.process)),
@@ -693,14 +724,137 @@ def _specs() -> tuple[PoolSpec, PoolSpec]:
     return PoolSpec.model_validate(first), PoolSpec.model_validate(second)
 
 
+class _Cluster:
+    """A Kubernetes cluster, which has pods for its workloads, and its process, which says so and scales them."""
+
+    def __init__(self, world: _World, name: str) -> None:
+        self._world, self.name = world, name
+        draw = world.simulation.choices.below
+        self.made = {each: draw(3) for each in WORKLOADS}
+        self.replicas = dict(self.made)
+        self.pods: dict[str, dict[str, ClusterPod]] = {each: {} for each in WORKLOADS}
+        self._leave: dict[str, list[str]] = {each: [] for each in WORKLOADS}
+        self._numbers = itertools.count(1)
+        self._ready_s: dict[str, float] = {}
+
+    def go_on(self) -> None:
+        """Have pods die, begin and be ready, and as many be there as there are to be."""
+        draw, now_s, is_calm = self._world.simulation.choices.below, self._world.now_s, self._world.simulation.is_calm
+        for workload, pods in self.pods.items():
+            if pods and not is_calm and draw(2, often=0.05):
+                self._end(workload, list(pods.values())[draw(len(pods))])
+            while len(pods) > self.replicas[workload]:
+                ends = [each for each in pods.values() if each.name in self._leave[workload]]
+                last = max(pods.values(), key=lambda each: each.ordinal)
+                each = last if "Leader" in workload else (ends or list(pods.values()))[0]
+                serves = [row.id for row in self._world.live() if row.url and row.pod and row.pod.uid == each.uid]
+                serves = [name for name in serves if self._world.rows[name].state is InstanceState.READY]
+                self._world.simulation.check("a pod that serves is not ended", not serves, f"{each}: {serves}")
+                self._end(workload, each)
+            while len(pods) < self.replicas[workload]:
+                number = next(self._numbers)
+                taken = {each.ordinal for each in pods.values()}
+                ordinal = next(at for at in itertools.count() if at not in taken) if "Leader" in workload else 0
+                uid = f"{self.name}.{number}"
+                pods[uid] = ClusterPod(uid=uid, name=f"pod-{number}", ordinal=ordinal, unschedulable="no GPU is free")
+                self._ready_s[uid] = now_s + draw(8)
+            for uid, each in pods.items():
+                if not each.ready and now_s >= self._ready_s[uid]:
+                    address = f"10.0.{CLUSTERS.index(self.name)}.{uid.rpartition('.')[2]}"
+                    self._world.admission.pods.add(f"{address}:8000")
+                    pods[uid] = each.model_copy(update={"unschedulable": "", "ready": True, "address": address})
+
+    def _end(self, workload: str, pod: ClusterPod) -> None:
+        self._world.admission.pods.discard(f"{pod.address}:8000")
+        del self.pods[workload][pod.uid]
+
+    async def report(self, services: list[_Service]) -> None:
+        """Say how workloads are, and do as is said, again and again; either may be lost."""
+        simulation = self._world.simulation
+        draw, lost = simulation.choices.below, ConnectionError("lost")
+        caller = Identity(tenant_id="acme", role=Role.OPERATOR, key_id="key")
+        while True:
+            await asyncio.sleep(1.0 + draw(2))
+            left_alone = "an autoscaler" if not simulation.is_calm and draw(8, often=0.3) == 1 else ""
+            told = ClusterReport(
+                workloads=[
+                    WorkloadReport(
+                        kind=cast(Any, each.partition("/")[0]),
+                        name=each.partition("/")[2],
+                        replicas=self.replicas[each],
+                        pods=list(pods.values()),
+                        left_alone=left_alone,
+                    )
+                    for each, pods in self.pods.items()
+                ]
+            )
+            if not services:
+                continue
+            process, clusters = services[-1].process, services[-1].clusters
+            work = process.start(clusters.report(self.name, told, caller))
+            while not work.done() and process.is_alive:
+                await asyncio.wait([work], timeout=0.1)
+            if not process.is_alive or isinstance(work.exception(), ConnectionError):
+                continue
+            with suppress(ConnectionError):
+                orders = await simulation.boundary(work.result, lost)
+                self._obey(orders, left_alone)
+
+    def _obey(self, orders: ClusterOrders, left_alone: str) -> None:
+        for each in orders.workloads:
+            name = str(each)
+            is_scaled = not left_alone or each.replicas is None
+            self._world.simulation.check("a workload that others scale is left alone", is_scaled, name)
+            self.replicas[name] = self.made[name] if each.replicas is None else each.replicas
+            self._leave[name] = each.leave
+
+    def check_end(self) -> None:
+        """Check that each pod is an instance's, where a pool has the workload, and else that all are as before."""
+        owner, check = self._world.owners.get(PODS), self._world.simulation.check
+        rows = [each for each in self._world.live() if each.terms.place.cluster == self.name]
+        for name, pods in self.pods.items():
+            mine = [each.pod and each.pod.uid for each in rows if str(each.terms.mode.workload) == name]
+            plan = self._world.plans.get(owner.plan_id or "") if owner is not None else None
+            modes = owner.blueprint.modes.values() if owner is not None else ()
+            is_ours = any(str(each.workload) == name for each in modes)
+            if not is_ours and not mine:
+                check("a workload of nobody is as it was", len(pods) == self.made[name], f"{self.name} {name}: {pods}")
+            elif mine or (plan is not None and owner is not None and plan.revision == owner.revision):
+                check("every pod has an owner", sorted(map(str, mine)) == sorted(pods), f"{name}: {mine}, {list(pods)}")
+
+
+def _shared(world: _World) -> str | None:
+    """Say which pod two instances have that have not been stopped."""
+    states = (InstanceState.STARTING, InstanceState.READY, InstanceState.DRAINING)
+    pods = [each.pod.uid for each in world.rows.values() if each.state in states and each.pod and each.pod.uid]
+    return next((each for each, count in Counter(pods).items() if count > 1), None)
+
+
 @cache
-def _blueprints(is_app: bool) -> tuple[Any, Any]:
+def _blueprints(key: str) -> tuple[Any, Any]:
     """Return how instances are made by the two specs, those of an application on slices; the second has one mode."""
-    if not is_app:
+    if key == PODS:
+        first, second = map(pool_blueprint, _specs_of_pods())
+        return first, second
+    if not key.startswith(APP_PREFIX):
         first, second = map(pool_blueprint, _specs())
         return first, second
     first, second = (Blueprint(each.probes, each.places, each.modes, "fleet", {"one": "3g"}) for each in _specs())
     return first, second
+
+
+@cache
+def _specs_of_pods() -> tuple[PoolSpec, PoolSpec]:
+    """Return the specs of a pool whose instances are pods of two clusters."""
+    first, second = (each.model_dump(exclude_unset=True) for each in _specs())
+    for spec in (first, second):
+        for place, cluster in zip(spec["places"], CLUSTERS, strict=True):
+            place |= {"cluster": cluster, "gpus": {"A100-SXM4-40GB": 8}}
+        for mode, workload in zip(spec["modes"], WORKLOADS, strict=False):
+            mode.pop("command")
+            kind, _, name = workload.partition("/")
+            mode["workload"] = {"kind": kind, "name": name}
+    return PoolSpec.model_validate(first), PoolSpec.model_validate(second)
 
 
 def _plan(simulation: Simulation, revision: int, most: int) -> PlanInForce:
@@ -723,7 +877,7 @@ def _owner(key: str, number: int, plan: PlanInForce, plan_id: str) -> InstanceOw
         key=key,
         name=key.removeprefix(APP_PREFIX),
         tenant_id="acme",
-        blueprint=_blueprints(is_app)[0],
+        blueprint=_blueprints(key)[0],
         revision=1,
         plan_id=None if is_app else plan_id,
         is_deleted=False,
@@ -737,11 +891,17 @@ def _is_over(error: Any) -> str | None:
     return "its job had ended" if error.status == 409 else None
 
 
-async def play(simulation: Simulation) -> None:
+async def pods(simulation: Simulation) -> None:
+    """The same of a pool whose instances are pods of two Kubernetes clusters."""
+    await play(simulation, (PODS,))
+
+
+async def play(simulation: Simulation, keys: Sequence[str] = ()) -> None:
     """Owners want instances, others, and none, while services die and return; then each has what it wants."""
     draw = simulation.choices.below
     simulation.most_steps = 30_000
-    keys = ("chat", "app:vision")[: 1 + draw(2)]
+    clusters = CLUSTERS if keys else ()
+    keys = keys or ("chat", "app:vision")[: 1 + draw(2)]
     admission = _Admission(simulation, gpus=2 * len(keys) + draw(3, often=0.5))
     world = _World(simulation, admission)
     alone = simulation.judged(controller._alone, ConnectionError, ProblemError)
@@ -756,6 +916,15 @@ async def play(simulation: Simulation) -> None:
         if draw(4) == 1:  # until it is planned first
             world.owners[key] = replace(world.owners[key], plan_id=None, target=None)
     services = [_Service(world)]
+    kubernetes = [_Cluster(world, name) for name in clusters]
+    reporting = [simulation.loop.create_task(each.report(services)) for each in kubernetes]
+    simulation.holds("a pod is one instance at most", lambda: _shared(world))
+
+    def go_on() -> None:
+        admission.go_on()
+        for each in kubernetes:
+            each.go_on()
+
     for _ in range(1 + draw(5)):
         if draw(3) == 1:
             services.append(_Service(world))
@@ -769,18 +938,23 @@ async def play(simulation: Simulation) -> None:
             services.append(_Service(world))
         for _ in range(draw(30)):
             await asyncio.sleep(1.0)
-            admission.go_on()
+            go_on()
             _use(world)
         await _change(world, numbers)
     for each in services[1:]:
         each.process.kill()
+    del services[1:]
     simulation.calm_down()
     world.calm_s = world.now_s
     for _ in range(int(CALM_S)):
         await asyncio.sleep(1.0)
-        admission.go_on()
+        go_on()
         _recover(world)
     _check_end(world)
+    for each in kubernetes:
+        each.check_end()
+    for each in reporting:
+        each.cancel()
     live = {each.id for each in world.rows.values() if each.state in LIVE}
     known = services[0].controller
     names = {name for name, _ in known._streaks} | set(known._asked_s)
@@ -825,7 +999,7 @@ async def _change(world: _World, numbers: Iterator[int]) -> None:
                 plan = _plan(world.simulation, owner.revision, 2)
                 _set_plan(world, key, plan, f"plan_{next(numbers)}", 0)
             case 2:
-                both = _blueprints(owner.is_app)
+                both = _blueprints(key)
                 blueprint = both[1 if owner.blueprint is both[0] else 0]
                 revision = owner.revision + 1
                 world.owners[key] = replace(owner, blueprint=blueprint, revision=revision, changed_at=utc_now())
