@@ -133,22 +133,22 @@ class Keeping(Layer[Memory]):
 
     def decide(self, snapshot: Snapshot, memory: Memory) -> tuple[Plan, Memory]:
         """Return the policy's plan, with what windows require, and its memory."""
-        endings = endings_of(snapshot)
-        needs = _Needs(snapshot, endings)
+        needs = _Needs(snapshot)
         for window in snapshot.windows:
             needs.keep(window)
         plan, following = self.inner.decide(needs.shown(), memory)
         own: list[Action] = [*needs.stops.values(), *needs.starts.values()]
         if snapshot.reasons:
-            plan = self._with_reasons(plan, own, endings)
+            plan = self._with_reasons(plan, own)
         again_s = min(plan.look_again_s or math.inf, needs.again_s)
         return replace(
             plan, actions=(*own, *plan.actions), look_again_s=again_s if again_s < math.inf else None
         ), following
 
-    def _with_reasons(self, plan: Plan, own: list[Action], endings: tuple[Floats, Floats]) -> Plan:
+    def _with_reasons(self, plan: Plan, own: list[Action]) -> Plan:
         """Return the plan, giving jobs that would have room but for windows that reason."""
         before, jobs = self._before, self._before.jobs
+        endings = endings_of(before)  # of all jobs, also those that no policy is shown
         kept_off = np.zeros(len(jobs), dtype=np.bool_)
         for window in before.windows:
             in_force = window.start_s <= before.now_s
@@ -167,13 +167,13 @@ class Keeping(Layer[Memory]):
 class _Needs:
     """What windows require in one round: who stops, who of the holders starts, and which free devices stay free."""
 
-    def __init__(self, snapshot: Snapshot, endings: tuple[Floats, Floats]) -> None:
+    def __init__(self, snapshot: Snapshot) -> None:
         jobs, nodes = snapshot.jobs, snapshot.nodes
         self.stops: dict[int, Preempt] = {}
         self.starts: dict[int, Start] = {}
         self.again_s = math.inf
         self._snapshot = snapshot
-        self._left_s, self._grace_s = endings
+        self._left_s, self._grace_s = endings_of(snapshot)
         self._free = [list(devices) for devices in nodes.free_devices]
         self._kept: dict[int, set[int]] = defaultdict(set)
         self._stays = np.zeros(len(jobs), dtype=np.bool_)  # of a holder, on what it has reserved
