@@ -12,29 +12,26 @@ from services.admission.repository.arrays import ArrayRepository
 from services.admission.repository.jobs import JobRepository
 from services.admission.steering import Command, decide
 from services.admission.submissions import Found
-from services.contracts.codes import ProblemCode
 from services.contracts.identity import Identity
 from services.contracts.jobs import Job, JobArray, JobArrayList, JobCounts, JobList
 from services.contracts.queries import ArrayQuery, JobFilters, JobQuery
 from services.core.domain.errors import TransitionError
-from services.kit.problems import ProblemError, found
-from services.kit.projects import check_project
+from services.kit.problems import found
+from services.kit.projects import check_project, check_tenant
 from services.kit.routes import one_page, read_cursor
 
 Q = TypeVar("Q", bound=JobFilters)
 JOB_ID = r"job_[0-9a-z]{26}"
 
 
-def visible(query: Q, identity: Identity, what: str, id_pattern: str) -> Q:
-    """Return a query for a list of ``what`` with the tenant and project that its caller sees, and the cursor's id.
+def visible(query: Q, identity: Identity, id_pattern: str) -> Q:
+    """Return a query for a list with the tenant and project that its caller sees, and the cursor's id.
 
     Raises:
         ProblemError: 403 if it names a tenant or project that is not the caller's, 422 for an invalid cursor.
     """
-    if not identity.is_operator and query.tenant not in (None, identity.tenant_id):
-        raise ProblemError(403, ProblemCode.FORBIDDEN, f"Only an operator sees the {what} of other tenants.")
     seen = {
-        "tenant": identity.only_tenant or query.tenant,
+        "tenant": check_tenant(query.tenant, identity),
         "project": check_project(query.project, identity.project),
         "cursor": read_cursor(query.cursor, id_pattern),
     }
@@ -50,7 +47,7 @@ class Jobs:
     async def page(self, identity: Identity, query: JobQuery) -> JobList:
         """Return one page, newest first."""
         async with self._engine.connect() as connection:
-            listed = await JobRepository(connection).page(visible(query, identity, "jobs", JOB_ID))
+            listed = await JobRepository(connection).page(visible(query, identity, JOB_ID))
         items, following = one_page(listed, query.limit, lambda job: job.id)
         return JobList(items=items, next_cursor=following)
 
@@ -103,7 +100,7 @@ class Arrays:
     async def page(self, identity: Identity, query: ArrayQuery) -> JobArrayList:
         """Return one page, newest first."""
         async with self._engine.connect() as connection:
-            listed = await ArrayRepository(connection).page(visible(query, identity, "arrays", ARRAY_ID))
+            listed = await ArrayRepository(connection).page(visible(query, identity, ARRAY_ID))
         items, following = one_page(listed, query.limit, lambda array: array.id)
         return JobArrayList(items=items, next_cursor=following)
 

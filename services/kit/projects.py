@@ -1,6 +1,7 @@
-"""Keys that are limited to a project."""
+"""Keys that are limited to a tenant or a project."""
 
 from services.contracts.codes import ProblemCode
+from services.contracts.identity import Identity
 from services.contracts.jobs import JobSpec
 from services.contracts.problems import FieldError
 from services.kit.problems import ProblemError
@@ -30,3 +31,14 @@ def check_project(asked: str | None, project: str | None) -> str | None:
     if project is None or asked in (None, project):
         return project or asked
     raise ProblemError(403, ProblemCode.FORBIDDEN, f"This API key is limited to the project {project}.")
+
+
+def check_tenant(asked: str | None, caller: Identity) -> str | None:
+    """Return the tenant that a list is limited to, given the one that its caller asks for; None: an operator sees all.
+
+    Raises:
+        ProblemError: 403, it is another tenant's, and the caller no operator.
+    """
+    if caller.is_operator or asked in (None, caller.tenant_id):
+        return caller.only_tenant or asked
+    raise ProblemError(403, ProblemCode.FORBIDDEN, "Only an operator may ask for another tenant.")

@@ -23,7 +23,7 @@ from services.contracts.streams import StreamEntries, StreamRead
 from services.kit.identity import Admin, Caller, Operator, ProjectCaller
 from services.kit.ids import utc_now
 from services.kit.problems import ProblemError, invalid, not_found
-from services.kit.projects import check_project
+from services.kit.projects import check_project, check_tenant
 from services.kit.routes import Lines, from_state
 from services.telemetry.reports import (
     footprint_report,
@@ -358,7 +358,7 @@ async def export_past_jobs(
 ) -> reports.PastJobs:
     """Export past jobs as they ran, to replay them."""
     _check_period(query.start, query.end)
-    return await past_jobs(service.database, query, caller.only_tenant or query.tenant, caller.project)
+    return await past_jobs(service.database, query, check_tenant(query.tenant, caller), caller.project)
 
 
 @router.get("/invariants", tags=["footprint"])

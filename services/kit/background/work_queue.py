@@ -23,6 +23,7 @@ from services.kit.background.settings import WorkSettings
 from services.kit.ids import new_id
 from services.kit.logging import Log
 from services.kit.problems import ProblemError, key_reused, not_found
+from services.kit.projects import check_tenant
 from services.kit.readable import readable
 from services.kit.repeating import repeat
 from services.kit.routes import not_a_cursor
@@ -105,18 +106,17 @@ class WorkQueue:
         also: Mapping[str, Any] | None = None,
         shown: Callable[[WorkRecord], T],
     ) -> tuple[list[T], str | None]:
-        """Return one page of work, newest first, and the next page's cursor; only operators can choose the ``tenant``.
+        """Return one page of work, newest first, and the next page's cursor.
 
         Args:
             shown: Returns what the page has of a piece of work.
 
         Raises:
-            ProblemError: 422 for an invalid cursor.
+            ProblemError: 422 for an invalid cursor, 403 for a ``tenant`` that the caller may not see.
         """
         if cursor is not None and not self._id.fullmatch(cursor):
             raise not_a_cursor()
-        tenant_id = tenant if caller.is_operator else caller.tenant_id
-        rows = await self._store.listed(tenant_id, states, cursor, limit + 1, also)
+        rows = await self._store.listed(check_tenant(tenant, caller), states, cursor, limit + 1, also)
         items = readable(rows[:limit], lambda row: shown(self._store.record(row)), self._what)
         return items, rows[limit - 1]["id"] if len(rows) > limit else None
 
