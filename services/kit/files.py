@@ -24,7 +24,14 @@ def replace(path: Path, content: bytes, *, durable: bool = True, mode: int = 0o6
 
 @contextmanager
 def whole(path: Path) -> Generator[Path]:
-    """Yield a path to write to; the file takes its name only at the end of the block, once it is complete."""
+    """Yield a path to write to; the file takes its name only at the end of the block, once it is complete.
+
+    A device or pipe is written to as it is, and a link stays one: to take their place would destroy them.
+    """
+    if path.exists() and not path.is_file():
+        yield path
+        return
+    path = path.resolve()
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         yield part

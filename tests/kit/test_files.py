@@ -1,5 +1,6 @@
 """Files that are written completely or not at all."""
 
+import os
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,3 +44,16 @@ def test_a_lock_is_held_by_one_at_a_time(tmp_path: Path) -> None:
         raise AssertionError("both hold it")
     with files.locked(tmp_path):
         pass
+
+
+def test_what_is_no_file_is_written_to_and_never_replaced(tmp_path: Path) -> None:
+    """`report --csv /dev/full`, by root, left a file in the place of the device for every program of the machine."""
+    file, link, pipe = tmp_path / "file", tmp_path / "link", tmp_path / "pipe"
+    link.symlink_to(file)
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    for path in (link, pipe):
+        with files.whole(path) as part:
+            part.write_text("all")
+    assert (link.is_symlink(), file.read_text(), pipe.is_fifo(), os.read(reader, 9)) == (True, "all", True, b"all")
+    os.close(reader)
