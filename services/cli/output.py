@@ -1,8 +1,10 @@
 """How the command line shows things: one console, tables, and figures in units that people read."""
 
 import codecs
+import io
 import json
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -46,6 +48,11 @@ class _Console(Console):
 
 
 # Without a terminal, a table is as wide as it needs to be: a script cannot use a truncated id.
+if sys.stdout is None:  # closed by who called
+    sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+for _stream in (sys.stdout, sys.stderr):
+    if isinstance(_stream, io.TextIOWrapper):
+        _stream.reconfigure(errors="backslashreplace")  # what the terminal cannot show is no reason to stop
 console = _Console(highlight=False, width=None if sys.stdout.isatty() else 200)
 errors = _Console(highlight=False, stderr=True)
 

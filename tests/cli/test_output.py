@@ -1,6 +1,9 @@
 """Figures as people read them."""
 
+import os
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ from services.cli import output
 from services.cli.commands import CliError
 from services.cli.plots import sparkline
 from services.cli.site.cluster import meter_words, parameters_of, power_words
+from tests.support.servers import ROOT
 
 
 @pytest.mark.parametrize(("energy_j", "words"), [(0, "0 J"), (999, "999 J"), (3_600, "1.00 Wh"), (3.6e6, "1.000 kWh")])
@@ -121,3 +125,12 @@ def test_every_time_of_day_that_is_printed_says_its_zone() -> None:
     assert len(lines) > 10
     assert [line for line in lines if not said.search(line)] == []
     assert not any(re.search(r"_at\"\].*\[:1[69]\]", text) for text in texts)
+
+
+def test_a_command_ends_well_whatever_its_output_is() -> None:
+    program = f"{sys.executable} -c 'from services.cli.output import console; console.print(chr(9679))'"
+    closed = subprocess.run(["sh", "-c", f"{program} >&-"], capture_output=True, check=False, cwd=ROOT)
+    assert (closed.returncode, closed.stderr) == (0, b"")
+    narrow = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    ascii_only = subprocess.run(["sh", "-c", program], capture_output=True, check=False, cwd=ROOT, env=narrow)
+    assert (ascii_only.returncode, ascii_only.stdout) == (0, b"\\u25cf\n")

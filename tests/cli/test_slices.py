@@ -13,6 +13,7 @@ from services.cli.commands import EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_USAGE, CliE
 from services.cli.jobs.specs import SpecOptions, spec_of
 from services.cli.main import app
 from services.cli.site.slices import slice_sizes, slice_words
+from services.contracts.nodes import DeviceInfo
 from tests.support.control_plane import JOIN_TOKEN, FakeAgent
 from tests.support.services import services
 
@@ -47,9 +48,13 @@ def test_submit_asks_for_a_slice_and_names_the_option_that_is_wrong() -> None:
 
 
 def a_node(*partitions: dict[str, Any], sevenths: tuple[int, ...] = ()) -> dict[str, Any]:
-    devices = [{"index": 0}, {"index": 1}]
-    devices += [{"index": 1_024 + place, "parent": 0, "sevenths": size} for place, size in enumerate(sevenths)]
-    return {"devices": devices, "partitions": list(partitions)}
+    known = {"model": "A100", "memory_gib": 40.0, "power_limit_w": 400.0}
+    devices = [DeviceInfo(index=index, uuid=f"GPU-{index}", **known) for index in (0, 1)]
+    devices += [
+        DeviceInfo(index=1_024 + place, uuid=f"MIG-{place}", parent=0, start=place, sevenths=size, **known)
+        for place, size in enumerate(sevenths)
+    ]
+    return {"devices": [each.model_dump(mode="json") for each in devices], "partitions": list(partitions)}
 
 
 @pytest.mark.parametrize(

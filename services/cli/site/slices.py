@@ -7,6 +7,7 @@ import typer
 from services.cli import output
 from services.cli.client import Gateway
 from services.cli.commands import EXIT_USAGE, AsJson, CliError
+from services.core.domain import mig
 from services.core.domain.errors import DomainError
 from services.core.domain.mig import placed, sevenths_of, slice_name
 
@@ -46,7 +47,7 @@ def slice_words(node: dict[str, Any]) -> str:
     of_gpu: dict[int, list[str]] = {}
     for device in sorted(node["devices"], key=lambda device: device["index"]):
         if device.get("parent") is not None:
-            of_gpu.setdefault(device["parent"], []).append(slice_name(device["sevenths"]))
+            of_gpu.setdefault(device["parent"], []).append(slice_name(device.get("sevenths", mig.WHOLE)))
     wanted = {each["gpu"]: each for each in node.get("partitions", [])}
     lines: list[str] = []
     for gpu in sorted({*of_gpu, *(gpu for gpu, each in wanted.items() if each["state"] != "applied" or each["owner"])}):

@@ -91,10 +91,10 @@ function deviceRow(node, each) {
     h("td", { class: "name" }, each.jobs.length ? several(each.jobs.map(link)) : "–"),
     h("td", {}, act ? h("button", { type: "button", class: "quiet", "data-focus": `${act}-${device.index}`, onclick: () => change(`/v1/nodes/${node.id}/gpus/${device.index}/${act}`) }, act === "drain" ? "Take out" : "Return") : "")),
   ...each.slices.map(({ slice, reading: part, jobs: there }) => h("tr", { class: "slice" },
-    h("td", {}, "\u2003", slice.profile ?? `${slice.sevenths}g`),
+    h("td", {}, "\u2003", slice.profile ?? `${slice.sevenths ?? 7}g`),
     h("td", { class: "number" }, part ? power(part.power_w) : unknown(), h("small", {}, "estimated")),
     h("td", { class: "number" }, part ? percent(part.utilization) : unknown()), h("td", {}), h("td", { class: "number" }, `${digits(slice.memory_gib)} GiB`),
-    h("td", {}, `${slice.sevenths}/7`), h("td", {}), h("td", { class: "name" }, there.length ? several(there.map(link)) : "–"), h("td", {})))];
+    h("td", {}, `${slice.sevenths ?? 7}/7`), h("td", {}), h("td", { class: "name" }, there.length ? several(there.map(link)) : "–"), h("td", {})))];
 }
 
 function details(node) {
