@@ -6,7 +6,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -226,6 +226,24 @@ def past_time(text: str, option: str) -> datetime:
             f"{option}: {text!r} is neither an age, such as 90s, 15m, 6h or 2d, nor a time, such as 2026-03-01T18:00",
             EXIT_USAGE,
         ) from None
+
+
+def words_of(text: str, option: str) -> list[str]:
+    """Return the words between the commas of an option's value; ``CliError`` for one that is empty or there twice."""
+    words = [word.strip() for word in text.split(",")]
+    if "" in words:
+        raise CliError(f"{option} {text}: a name is missing beside a comma", EXIT_USAGE)
+    once(words, option, text)
+    return words
+
+
+def once(names: Iterable[str], option: str, text: str) -> None:
+    """Raise a ``CliError`` if a name is given twice."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise CliError(f"{option} {text}: {name} is given twice", EXIT_USAGE)
+        seen.add(name)
 
 
 def pair(text: str, option: str) -> tuple[str, str]:

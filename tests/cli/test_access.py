@@ -103,6 +103,26 @@ def test_limits_of_keys_are_given_changed_and_shown(gateway: FakeGateway) -> Non
     assert len(gateway.calls) == 2
 
 
+@pytest.mark.parametrize("command", [("keys", "create"), ("keys", "set", "key_1")])
+@pytest.mark.parametrize(
+    ("words", "twice"),
+    [
+        (["--alias", "x=a,a"], "a"),
+        (["--alias", "x=a=95,b=4,a=1"], "a"),
+        (["--alias", "x=a, a=2"], "a"),
+        (["--alias", "x=a", "--alias", "y=a", "--alias", "x=b"], "x"),
+        (["--models", "llama, small,llama"], "llama"),
+    ],
+)
+def test_what_is_given_twice_is_not_dropped(
+    gateway: FakeGateway, command: tuple[str, ...], words: list[str], twice: str
+) -> None:
+    error = run(*command, *words).exception
+    assert isinstance(error, CliError)
+    assert str(error).endswith(f": {twice} is given twice")
+    assert gateway.calls == []
+
+
 def test_only_valid_keys_are_listed_unless_all_are_wanted(gateway: FakeGateway) -> None:
     assert [key["id"] for key in json.loads(run("keys", "--json").output)] == ["key_1"]
     assert [key["id"] for key in json.loads(run("keys", "--all", "--json").output)] == ["key_1", "key_2"]

@@ -10,7 +10,7 @@ from services.cli import output
 from services.cli.client import Gateway
 from services.cli.commands import EXIT_USAGE, AsJson, CliError, Group, with_records
 from services.cli.output import console
-from services.cli.values import duration_s, past_time, time_of
+from services.cli.values import duration_s, once, past_time, time_of, words_of
 from services.contracts.codes import ProblemCode
 from services.contracts.identity import Role
 
@@ -189,9 +189,11 @@ class KeyLimits:
         """Return those that were given; ``none`` removes one."""
         found: dict[str, Any] = {}
         if self.models is not None:
-            found["models"] = None if self.models == "none" else [name.strip() for name in self.models.split(",")]
+            found["models"] = None if self.models == "none" else words_of(self.models, "--models")
         if self.alias:
-            found["aliases"] = None if self.alias == ["none"] else dict(_alias(text) for text in self.alias)
+            aliases = [] if self.alias == ["none"] else [_alias(text) for text in self.alias]
+            once((name for name, _ in aliases), "--alias", " ".join(self.alias))
+            found["aliases"] = dict(aliases) or None
         for name, kind in FIGURES.items():
             if (text := getattr(self, name.removesuffix("_pct"))) is None:
                 continue
@@ -241,15 +243,14 @@ def set_key(key: str, limits: KeyLimits, as_json: AsJson = False) -> None:
 
 def _alias(text: str) -> tuple[str, dict[str, float]]:
     name, _, targets = text.partition("=")
-    shares: dict[str, float] = {}
-    for target in targets.split(","):
-        model, _, share = target.strip().partition("=")
-        try:
-            shares[model] = float(share or 1)
-        except ValueError:
-            shares[""] = 0.0
+    parts = [target.strip().partition("=") for target in targets.split(",")]
+    try:
+        shares = {model: float(share or 1) for model, _, share in parts}
+    except ValueError:
+        shares = {"": 0.0}
     if not name or "" in shares:
         raise CliError(f"--alias {text}: must be NAME=MODEL, or NAME=MODEL=SHARE,MODEL=SHARE", EXIT_USAGE)
+    once((model for model, *_ in parts), "--alias", text)
     return name, shares
 
 

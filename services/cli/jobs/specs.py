@@ -19,7 +19,7 @@ from services.cli.jobs.copied_output import copying
 from services.cli.jobs.forward import staying
 from services.cli.jobs.scripts import needs_shell
 from services.cli.jobs.sources import LocalSources
-from services.cli.values import duration_s, filled, pair, text_of, time_of
+from services.cli.values import duration_s, filled, pair, text_of, time_of, words_of
 from services.contracts.invalid import NAME_PATTERN, explained, field_of, first_error
 from services.contracts.jobs import JobSpec
 from services.contracts.secrets import SecretUse
@@ -314,9 +314,9 @@ def spec_of(
         "flexibility_s": duration_s(options.flexible, "--flexible") if options.flexible else None,
         "time_limit_s": duration_s(options.time, "--time") if options.time else None,
         "grace_s": duration_s(options.grace, "--grace") if options.grace else None,
-        "cells": [word.strip() for word in options.cells.split(",")] if options.cells else None,
+        "cells": words_of(options.cells, "--cells") if options.cells else None,
         "after": _after(options.after),
-        "notify": [word.strip() for word in options.notify.split(",")] if options.notify else None,
+        "notify": words_of(options.notify, "--notify") if options.notify else None,
         "labels": dict(pair(each, "--label") for each in options.label or []),
         **({} if options.batch is None else _batch(options.batch)),
         "secrets": _secrets(options) or None,
