@@ -160,7 +160,7 @@ _DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _DAY_AND_CLOCK = re.compile(rf"(?=.)(?:({'|'.join(_DAYS)})[a-z]*)?\s*(?:([01]?\d|2[0-3]):([0-5]\d))?")
 _UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)\s*")
-_CLOCK = re.compile(r"(?:(\d+)-(?=(?:[01]?\d|2[0-3]):))?(\d+):([0-5]\d)(?::([0-5]\d))?")
+_CLOCK = re.compile(r"(?:(\d{1,9})-(?=(?:[01]?\d|2[0-3]):))?(\d{1,9}):([0-5]\d)(?::([0-5]\d))?")
 
 
 LONGEST_S = 100 * 366 * 86_400.0  #: What is longer leads beyond the calendar
@@ -205,13 +205,13 @@ def time_of(text: str, option: str, now: datetime) -> datetime:
         )
     try:
         found = datetime.fromisoformat(text)
-    except ValueError:
+        return found if found.tzinfo else found.astimezone()
+    except (ValueError, OverflowError):  # also of a calendar's first and last day, which another zone does not have
         raise CliError(
             f"{option}: {text!r} is not a time; write 2026-03-01T18:00 or Tue 9:00 (local time), 2026-03-01T18:00Z or "
             "+6h",
             EXIT_USAGE,
         ) from None
-    return found if found.tzinfo else found.astimezone()
 
 
 def past_time(text: str, option: str) -> datetime:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from lab.commands.fit import read_points
 from services.cli.commands import CliError
 from services.cli.serving.pools import LOG_COLUMNS, _read_log
-from services.cli.values import duration_s, parameter_value, past_time, text_of, time_of
+from services.cli.values import duration_s, parameter_value, past_time, text_of, time_of, utc_time
 
 
 def test_a_value_is_json_or_text() -> None:
@@ -107,3 +110,27 @@ def test_a_length_may_have_several_parts(text: str, seconds: float) -> None:
 def test_what_is_no_length_is_refused(text: str) -> None:
     with pytest.raises(CliError, match="is not a duration"):
         duration_s(text, "--for")
+
+
+NUMBERS = st.sampled_from(("0", "1", "09", "23", "59", "2026", "9" * 14, "9" * 400, "9" * 5_000))
+PARTS = st.sampled_from((*"smhdw:-+. TZ", "min", "fri", "١"))
+READERS: tuple[Callable[[str], Any], ...] = (
+    lambda text: duration_s(text, "--for"),
+    lambda text: time_of(text, "--from", datetime(2026, 1, 1, tzinfo=UTC)),
+    lambda text: past_time(text, "--since"),
+    lambda text: utc_time(text, "--start"),
+)
+
+
+@example("9" * 400 + ":00")
+@example("9" * 400 + "-00:00")
+@example("9" * 5_000 + ":00")
+@example("99999999999999h")
+@example("0001-01-01T00:00")
+@example("9999-12-31T23:59")
+@given(st.lists(NUMBERS | PARTS, max_size=9).map("".join))
+def test_durations_and_times_are_read_or_refused_in_one_sentence(text: str) -> None:
+    for read in READERS:
+        with suppress(CliError):
+            found = read(text)
+            assert isinstance(found, datetime) or 0 <= found < 1e10
