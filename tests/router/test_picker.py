@@ -134,7 +134,9 @@ async def test_refusals_are_those_of_the_router(redis_url: str, tmp_path: Path) 
         assert server.seen == []
 
 
-async def test_a_request_without_a_key_counts_as_the_gateway_s(redis_url: str, tmp_path: Path) -> None:
+async def test_a_request_without_a_key_counts_as_the_gateway_s(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     key = tmp_path / "key"
     key.write_text(a_key("umbra") + "\n")
     async with picking(redis_url, tmp_path, "one", picker_key_file=key) as (running, gateway, _):
@@ -143,6 +145,18 @@ async def test_a_request_without_a_key_counts_as_the_gateway_s(redis_url: str, t
         await running.adopted()
         assert (await gateway.ask(body(), JSON)).status == 200
         assert (await gateway.ask(body(), BEARER)).status == 404, "a key of its own counts, and is no other tenant's"
+        reads: list[Path] = []
+        read = Path.read_bytes
+        monkeypatch.setattr(Path, "read_bytes", lambda path: reads.append(path) or read(path))
+        for _ in range(3):
+            assert (await gateway.ask(body(), JSON)).status == 200
+        assert key not in reads, "it has not changed"
+        replaced = tmp_path / "replaced"
+        replaced.write_text("ws_" + "x" * (key.stat().st_size - 4) + "\n")  # as long, and renamed into place
+        replaced.rename(key)
+        assert (await gateway.ask(body(), JSON)).status == 401
+        key.write_text(a_key("umbra") + "\n")
+        assert (await gateway.ask(body(), JSON)).status == 200
         key.unlink()
         assert (await gateway.ask(body(), JSON)).status == 401
 

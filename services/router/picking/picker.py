@@ -39,6 +39,7 @@ class Picker:
     def __init__(self, app: ASGIApp, key_file: Path | None) -> None:
         """Take what answers requests, and the file of the key that those without one of their own count as."""
         self._app, self._key_file = app, key_file
+        self._read: tuple[tuple[int, ...], bytes] | None = None  #: The state of that file, and the key in it
         self._server: grpc.aio.Server | None = None
 
     async def start(self, host: str, port: int, tls: Tls) -> int:
@@ -82,10 +83,15 @@ class Picker:
         return last or await context.abort(grpc.StatusCode.CANCELLED, "The gateway ended the stream first.")
 
     async def _key(self) -> bytes | None:
+        """Return the key in its file, which is read again when it has changed."""
         if self._key_file is None:
             return None
         try:
-            return (await asyncio.to_thread(self._key_file.read_bytes)).strip()
+            found = self._key_file.stat()
+            state = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+            if self._read is None or self._read[0] != state:
+                self._read = state, (await asyncio.to_thread(self._key_file.read_bytes)).strip()
+            return self._read[1]
         except OSError as error:
             log.warning("picker.no_key", path=str(self._key_file), error=str(error))
             return None
