@@ -116,9 +116,9 @@ async def withdraw_job(caller: ProjectCaller, job_id: JobId, jobs: TheJobs) -> J
 
 @router.post("/v1/jobs/{job_id}/give-back", tags=["jobs"], responses=WRONG_STATE)
 async def give_back_job(caller: ProjectCaller, job_id: JobId, jobs: TheJobs) -> Job:
-    """Cancel a job that does not run, or else hold it.
+    """Cancel a job, for it to run elsewhere.
 
-    A home asks until the job is cancelled: then it is stopped, with its grace period, and will not run again.
+    One that runs is stopped, with its grace period. Once it is cancelled, it will not run again.
     """
     return await jobs.steer(caller, job_id, Command.GIVE_BACK)
 

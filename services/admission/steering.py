@@ -44,22 +44,22 @@ def decide(command: Command, job: Steered) -> Decision | None:
     """Return what to change; None if the job is already as requested.
 
     A job without GPUs changes state at once. One that holds GPUs is only marked: the scheduler, the only process that
-    ends gangs, does the rest; and so is one that a cell has, until the cell has done it.
+    ends gangs, does the rest; and so is one that a cell has, until the cell has done it. One that is to be given back
+    is marked as both cancelled and held, which nothing else is.
 
     Raises:
         TransitionError: The job has ended or is being cancelled, so that the command is not possible.
     """
     state, cancel_requested = job.state, job.cancel_requested
     match command:
-        case Command.GIVE_BACK if state.holds_gpus:
-            return decide(Command.HOLD, job)
         case Command.CANCEL | Command.WITHDRAW | Command.GIVE_BACK:
             if command is Command.WITHDRAW and job.generation:
                 raise TransitionError("The job has been started, and is not withdrawn any more.")
             if state is JobState.CANCELLED:
                 return None
             if state.holds_gpus or (job.cell and not state.is_final):
-                return None if cancel_requested else Decision("job.cancel_requested", {"cancel_requested": True})
+                flags = {"cancel_requested": True, "hold_requested": command is Command.GIVE_BACK}
+                return None if cancel_requested else Decision("job.cancel_requested", flags)
             if state.is_final:
                 raise TransitionError(f"The job has {state} and cannot be cancelled any more.")
             detail = {Command.WITHDRAW: WITHDRAWN, Command.GIVE_BACK: GIVEN_BACK}.get(command)

@@ -21,6 +21,7 @@ from services.admission.cells import placing, remote
 from services.admission.cells.placing import EstimateHere, Placing, offer_of
 from services.admission.cells.remote import COPY_LABEL, RemoteJob
 from services.admission.repository.cells import SETTLES_S
+from services.contracts.cells import GIVEN_BACK
 from services.contracts.explanations import StartEstimate
 from services.contracts.jobs import JobSpec, SubmissionEntry
 from services.db.engine import create_engine
@@ -379,6 +380,14 @@ async def _running(pair: Pair, spec: dict[str, Any], done: float = 10.0) -> tupl
     return job_id, copy
 
 
+async def _given_back(pair: Pair, copy: str) -> None:
+    """Have the cell's scheduler end a copy as it ends those that are marked."""
+    row = await pair.cell.database.fetchrow("SELECT cancel_requested, hold_requested FROM jobs WHERE id = $1", copy)
+    assert tuple(row or ()) == (True, True)
+    await pair.cell.end(copy, state="cancelled")
+    await pair.cell.database.execute("UPDATE jobs SET detail = $2 WHERE id = $1", copy, GIVEN_BACK)
+
+
 async def test_a_job_that_runs_and_may_move_does_where_that_pays_once_it_is_stopped_and_settled(pair: Pair) -> None:
     await pair.add()
     moves, copy = await _running(pair, MAY_MOVE)
@@ -392,7 +401,7 @@ async def test_a_job_that_runs_and_may_move_does_where_that_pays_once_it_is_stop
     marked = await pair.cell.database.fetch("SELECT id FROM jobs WHERE hold_requested")
     assert [row["id"] for row in marked] == [copy]
     assert (await pair.job(moves))["cell"] == "north", "it may still run there"
-    await pair.cell.end(copy, state="held")
+    await _given_back(pair, copy)
     await pair.turns(2)
     assert [each["state"] for each in await pair.copies()] == ["cancelled", "running", "running"]
     assert ((await pair.job(moves))["cell"], (await pair.job(moves))["state"]) == ("north", "running")
@@ -425,12 +434,49 @@ async def test_a_job_that_is_to_move_and_is_cancelled_ends_so(pair: Pair) -> Non
     pair.door.intensity = 200.0
     await pair.turns(3)
     await pair.home.ask("POST", f"/v1/jobs/{job_id}/cancel")
-    await pair.cell.end(copy, state="held")
+    await _given_back(pair, copy)
     await pair.turns(2)
     await pair.home.database.execute("UPDATE cell_jobs SET seen = '{}'")
     await pair.cell.database.execute("UPDATE jobs SET ended_at = now() - interval '61 s'")
     await pair.turns(2)
     assert (await pair.job(job_id))["state"] == "cancelled"
+
+
+@pytest.mark.parametrize("restored", ["asked", "stopped", "settled", "placed"])
+async def test_a_home_that_was_restored_while_a_job_was_given_back_has_it_run_on(pair: Pair, restored: str) -> None:
+    """The backup was made when the job ran in the cell: nobody but the cell knows what was asked since."""
+    await pair.add()
+    job_id, copy = await _running(pair, MAY_MOVE)
+    tables = ("jobs", "cell_jobs", "cell_energy")
+    for each in tables:
+        await pair.home.database.execute(f"CREATE TABLE of_{each} AS SELECT * FROM {each}")
+    pair.door.intensity = pair.door.gco2_per_hour = 200.0
+    await pair.turns(3)
+    if restored != "asked":
+        await _given_back(pair, copy)
+        await pair.turns()
+    if restored in ("settled", "placed"):
+        await pair.cell.database.execute("UPDATE jobs SET ended_at = now() - interval '61 s' WHERE id = $1", copy)
+        await pair.home.database.execute("UPDATE cell_jobs SET seen = '{}'")
+    if restored == "placed":
+        pair.door.gco2_per_hour = 1.0
+        await pair.turns(2)
+        assert len(await pair.copies()) == 2
+    for each in reversed(tables):
+        await pair.home.database.execute(f"DELETE FROM {each}")
+    for each in tables:
+        await pair.home.database.execute(f"INSERT INTO {each} SELECT * FROM of_{each}; DROP TABLE of_{each}")
+    await pair.home.database.execute("UPDATE jobs SET generation = generation + 1000")
+    pair.placing, pair.door.intensity = pair.new_placing(), 1.0
+    await pair.turns(2)
+    if restored == "asked":
+        await _given_back(pair, copy)
+    await pair.cell.database.execute("UPDATE jobs SET ended_at = now() - interval '61 s' WHERE id = $1", copy)
+    await pair.home.database.execute("UPDATE cell_jobs SET seen = '{}' WHERE remote_id = $1", copy)
+    await pair.turns(3)
+    job, live = await pair.job(job_id), [each["id"] for each in await pair.copies() if each["state"] != "cancelled"]
+    assert (job["state"], job["cell"], len(live)) == ("queued", *(("north", 1) if live else (None, 0)))
+    assert restored != "placed" or live, "what the cell has already is not placed again"
 
 
 async def test_a_cell_of_an_earlier_release_keeps_what_runs_there(pair: Pair) -> None:

@@ -32,7 +32,7 @@ TABLE: list[tuple[Command, list[JobState], str | None]] = [
     (Command.WITHDRAW, [S.CANCELLED], SAME),
     (Command.WITHDRAW, [S.SUCCEEDED, S.FAILED], REFUSED),
     (Command.GIVE_BACK, [S.QUEUED, S.HELD], "job.cancelled"),
-    (Command.GIVE_BACK, HOLDING, "job.hold_requested"),
+    (Command.GIVE_BACK, HOLDING, "job.cancel_requested"),
     (Command.GIVE_BACK, [S.CANCELLED], SAME),
     (Command.GIVE_BACK, [S.SUCCEEDED, S.FAILED], REFUSED),
     (Command.FORGET_CHECKPOINT, [S.QUEUED, S.HELD], SAME),
@@ -81,6 +81,16 @@ def test_what_was_asked_already(state: JobState) -> None:
     for command in (Command.HOLD, Command.RELEASE):
         with pytest.raises(TransitionError):
             decide(command, Steered(state, cancel_requested=True))
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_only_what_is_given_back_is_marked_as_cancelled_and_held(held: bool) -> None:
+    marks = [
+        decision and decision.values["cancel_requested"] + 2 * decision.values["hold_requested"]
+        for command in (Command.GIVE_BACK, Command.CANCEL)
+        for decision in [decide(command, Steered(S.RUNNING, hold_requested=held))]
+    ]
+    assert marks == [3, 1]
 
 
 async def test_a_waiting_job_is_cancelled_at_once(admission: Admission) -> None:

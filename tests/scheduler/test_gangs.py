@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from services.contracts.cells import GIVEN_BACK
 from services.contracts.nodes import OUT_OF_MEMORY, PORT_TAKEN, EndedBy, RankState
 from services.core.domain.jobs import JobState
 from services.scheduler.ingest.gangs import End, EndReason, Gang, GangState, Run, ShareReport, Stop, fate_of
@@ -104,6 +105,16 @@ def test_once_all_of_it_has_ended(before: Gang, state: JobState, reason: EndReas
     end = fate_of(before)
     assert isinstance(end, End)
     assert (end.job_state, end.reason) == (state, reason)
+
+
+def test_a_gang_that_is_given_back_is_cancelled_in_words_of_its_own() -> None:
+    details = [
+        end.detail
+        for held in (True, False)
+        for end in [fate_of(stopping(EndReason.CANCELLED, KILLED, cancel_requested=True, hold_requested=held))]
+        if isinstance(end, End) and end.job_state is JobState.CANCELLED
+    ]
+    assert details == [GIVEN_BACK, "Cancelled by its owner."]
 
 
 @pytest.mark.parametrize("said", ["this node has no container engine", "Its files are gone."])

@@ -44,7 +44,7 @@ S = JobState
 STEPS = 60_000
 CALM_S = 1_200
 """A submission that is in doubt is so for ten minutes."""
-POLL_S = 8.0
+POLL_S = 4.0
 NAMES = ("north", "south", "east", "west", "mid")
 ENDED = frozenset({"succeeded", "failed", "cancelled"})
 
@@ -201,10 +201,11 @@ class _Cell:
 
     def _turn(self, copy: _Copy) -> None:
         draw = self.simulation.choices.below
-        if copy.state is S.QUEUED and draw(3 if self.simulation.is_calm else 6) == 1:
+        if copy.state is S.QUEUED and draw(3) == 1:
             copy.state, copy.generation = S.RUNNING, copy.generation + 1
         elif copy.state is S.RUNNING and copy.is_to_stop and draw(2):
-            copy.state, copy.is_to_stop = S.HELD, False
+            copy.become(S.CANCELLED)
+            copy.detail = GIVEN_BACK
         elif copy.state is S.RUNNING:
             copy.energy_j += 1e6  # so much that what is left pays for a move
             way = draw(6 if self.simulation.is_calm else 60)
@@ -252,6 +253,7 @@ class World(system.World):
     cells: dict[str, _Cell]
     at_home: set[str]
     made: list[str]
+    held: set[str]
     backup: dict[str, str]
 
     def restore(self) -> None:
@@ -283,7 +285,7 @@ async def _begin(world: World) -> Jobs:
     def connect(name: str, url: str, key: bytes) -> RemoteCell:
         return cast(Any, world.cells[name])
 
-    placing = Placing(engine, connect, here, lambda: None, again_s=10.0)
+    placing = Placing(engine, connect, here, lambda: None, again_s=4.0)
     world.simulation.loop.create_task(repeat(placing.turn, POLL_S, failed="cells.not_followed"))
     return Jobs(engine, lambda: None)
 
@@ -303,7 +305,7 @@ async def _play(simulation: Simulation) -> None:
         world = World(simulation, database, nothing, nothing, nothing)
         names = NAMES[: (2, 5)[draw(2)]]
         world.cells = {name: _Cell(simulation, name) for name in names}
-        world.at_home, world.made, world.backup = set(), [], {}
+        world.at_home, world.made, world.held, world.backup = set(), [], set(), {}
         database.rows("INSERT INTO tenants (id, limits) VALUES ('t', '{}') ON CONFLICT DO NOTHING")
         for name in names:
             database.rows(
@@ -325,7 +327,7 @@ async def _play(simulation: Simulation) -> None:
         users = [simulation.start(_use(world)) for _ in range(1 + draw(2))]
         disturbing = simulation.loop.create_task(_disturb(world))
         await asyncio.wait(users)
-        await asyncio.sleep(20.0 * draw(6))
+        await asyncio.sleep(30.0 * draw(6))
         disturbing.cancel()
         world.calm_down()
         database.rows("UPDATE cells SET draining = false")
@@ -337,6 +339,7 @@ async def _play(simulation: Simulation) -> None:
                 break
             for job_id, state, *_ in left:
                 if state == "held":
+                    simulation.check("nothing is held that nobody holds", job_id in world.held, str(job_id))
                     await _ask(world, str(job_id), Command.RELEASE)
         simulation.check("every job ends", not left, str(left))
         await asyncio.sleep(120)
@@ -348,6 +351,8 @@ async def _play(simulation: Simulation) -> None:
 
 
 async def _ask(world: World, job_id: str, command: Command) -> None:
+    if command is Command.HOLD:
+        world.held.add(job_id)
     with suppress(TransitionError, ProblemError):
         await model_servers.insist(world, "admission", lambda it: it.steer(system.OPERATOR, job_id, command))
 
@@ -403,7 +408,7 @@ async def _use(world: World) -> None:
         await asyncio.sleep(1.0 * draw(20))
         job_id = new_id("job")
         cells = ('["any"]', '["north"]', '["south", "north"]')[draw(3)]
-        world.database.rows(_JOB.format(id=job_id, cells=cells, may_move=("false", "true")[draw(2)]))
+        world.database.rows(_JOB.format(id=job_id, cells=cells, may_move=("false", "true", "true", "true")[draw(4)]))
         world.made.append(job_id)
         for _ in range(draw(3)):
             await asyncio.sleep(2.0 * draw(15))

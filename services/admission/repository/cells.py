@@ -75,7 +75,7 @@ SELECT * FROM (
     UNION ALL
     SELECT j.id, j.tenant_id, j.spec, j.cell, t.moves, {_WAITS}, NULL
       FROM cell_jobs t JOIN jobs j ON j.id = t.job_id
-     WHERE t.state = 'there' AND j.state = 'queued' AND j.generation = 0 AND j.id > :after
+     WHERE t.state = 'there' AND j.state = 'queued' AND t.seen ->> 'generation' = '0' AND j.id > :after
     UNION ALL
     SELECT j.id, j.tenant_id, j.spec, j.cell, t.moves, j.generation, NULL,
            extract(epoch FROM now() - j.started_at)::float8, t.seen || jsonb_build_object('used', (
@@ -177,7 +177,8 @@ _LOCK_ROOM = text(f"SELECT pg_advisory_xact_lock({locks.GPUS_HELD})")
 _TERMS = text("UPDATE cell_jobs SET zone = :zone, signal = :signal, pue = :pue WHERE job_id = :job_id")
 
 _MIRROR = text("""
-UPDATE jobs SET state = :state, reason = :reason, detail = :detail, generation = :generation,
+UPDATE jobs SET state = :state, reason = :reason, detail = :detail,
+       generation = greatest(generation, CAST(:generation AS int)),
        preemptions = :preemptions, restarts = :restarts, exit_code = :exit_code,
        hold_requested = hold_requested AND :state <> 'held', started_at = CAST(:started_at AS timestamptz),
        ended_at = CAST(:ended_at AS timestamptz), expected_start_at = CAST(:expected_start_at AS timestamptz)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from services.contracts.cells import GIVEN_BACK
 from services.contracts.nodes import NOT_COPIED, OUT_OF_MEMORY, PORT_TAKEN, SLICE_GONE, EndedBy, RankState
 from services.core.domain.jobs import JobState
 
@@ -87,7 +88,7 @@ class Gang:
     """A live allocation and everything that was reported about it.
 
     Attributes:
-        cancel_requested, hold_requested: What the user wants.
+        cancel_requested, hold_requested: What the user wants; both: that it is given back to its home.
         restarts, max_restarts: Restarts of the job after failures, and how many there may be.
         failed_starts, start_attempts: Gangs of the job that failed to start, and how many may.
         node_losses, max_node_losses: Gangs of the job that lost a GPU, or a node while most others stayed up, each not
@@ -212,7 +213,8 @@ def _end_of(gang: Gang) -> End:
     if gang.finished_before:
         return End(JobState.SUCCEEDED, EndReason.FINISHED, FINISHED_BEFORE, exit_code=0)
     if gang.cancel_requested:
-        return End(JobState.CANCELLED, EndReason.CANCELLED, "Cancelled by its owner.", _exit_code(gang))
+        detail = GIVEN_BACK if gang.hold_requested else "Cancelled by its owner."
+        return End(JobState.CANCELLED, EndReason.CANCELLED, detail, _exit_code(gang))
     if any(share.broke_off is EndReason.TIME_LIMIT for share in gang.shares):
         detail = _detail(gang, EndReason.TIME_LIMIT) or "It reached its time limit."
         return End(JobState.FAILED, EndReason.TIME_LIMIT, detail, _exit_code(gang))
