@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,20 +13,32 @@ from tests.integration.conftest import UNUSED, Installation
 from tests.support.servers import scratch_folder, wait_until
 
 SPEC: dict[str, Any] = {"command": ["sh", "-c", "echo it runs; sleep 4"], "time_limit_s": 600, "cells": ["any"]}
+GOES_ON = """
+if [ -e {0}/saved ]; then sleep 4; exit; fi
+trap 'touch {0}/saved; exit 1' TERM
+while true; do echo '{{"done": 2}}' >> $WATTSHIFT_PROGRESS_FILE; sleep 1; done
+"""
+"""Has done two per cent until it is stopped, and then all of it where it finds what it has saved."""
 
 
 @pytest.fixture
-def pair() -> Iterator[tuple[Installation, Installation]]:
-    """A home in a dirty grid, and an installation in a clean one."""
+def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Installation, Installation]]:
+    """A home in one grid, and an installation in another, that is its cell; how often home asks it again, seconds."""
+    zones, again_s = request.param
     with ExitStack() as stack:
         found: list[Installation] = []
-        for zone in ("DE", "SE"):
+        for zone in zones:
             folder = stack.enter_context(scratch_folder())
-            each = Installation(folder, f"2x1@{zone}", without=UNUSED, ADMISSION_CELLS_POLL_S="0.5")
+            often = {"ADMISSION_CELLS_POLL_S": "0.5", "ADMISSION_CELLS_AGAIN_S": again_s}
+            each = Installation(folder, f"2x1@{zone}", without=UNUSED, **often)
             stack.callback(each.down)
             each.up()
             found.append(each)
-        yield found[0], found[1]
+        home, cell = found
+        cell.gateway.call("POST", "/v1/tenants", body={"id": "home"})
+        key = cell.gateway.call("POST", "/v1/keys", body={"tenant_id": "home", "project": "home"})["secret"]
+        home.gateway.call("POST", "/v1/cells", body={"name": "north", "url": cell.gateway.url, "key": key})
+        yield home, cell
 
 
 def energies(installation: Installation, by: str) -> dict[str, float]:
@@ -33,11 +46,15 @@ def energies(installation: Installation, by: str) -> dict[str, float]:
     return {each["group"]: each["footprint"]["energy_j"] for each in lines}
 
 
+def hold_what_must(home: Installation) -> None:
+    rules = {each["name"]: each["holds"] for each in home.gateway.get("/v1/invariants")["invariants"]}
+    assert rules["no_job_in_limbo"]
+    assert rules["one_gang_per_job"]
+
+
+@pytest.mark.parametrize("pair", [(("DE", "SE"), "300")], indirect=True)
 def test_a_homes_jobs_run_in_its_cell_through_kills_and_add_up(pair: tuple[Installation, Installation]) -> None:
     home, cell = pair
-    cell.gateway.call("POST", "/v1/tenants", body={"id": "home"})
-    key = cell.gateway.call("POST", "/v1/keys", body={"tenant_id": "home", "project": "home"})["secret"]
-    home.gateway.call("POST", "/v1/cells", body={"name": "north", "url": cell.gateway.url, "key": key})
     jobs = [home.gateway.call("POST", "/v1/jobs", body={"name": f"j{at}", **SPEC})["id"] for at in range(6)]
     for installation in (home, cell):
         installation.kill("admission")
@@ -49,6 +66,47 @@ def test_a_homes_jobs_run_in_its_cell_through_kills_and_add_up(pair: tuple[Insta
     labels = [each["spec"]["labels"]["wattshift.copy-of"].partition(".")[0] for each in copies]
     assert sorted(labels) == sorted(each["id"] for each in away) != []
     wait_until(lambda: energies(home, "node").get("cell:north") == pytest.approx(energies(cell, "tenant")["home"]))
-    rules = {each["name"]: each["holds"] for each in home.gateway.get("/v1/invariants")["invariants"]}
-    assert rules["no_job_in_limbo"]
-    assert rules["one_gang_per_job"]
+    hold_what_must(home)
+
+
+@pytest.mark.parametrize("pair", [(("SE", "DE"), "2")], indirect=True)
+def test_a_job_that_runs_moves_home_through_kills_once_there_is_room(
+    pair: tuple[Installation, Installation], tmp_path: Path
+) -> None:
+    """Home is the cleaner one, and full at first."""
+    home, cell = pair
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o777)
+    stays = {"command": ["sleep", "900"], "time_limit_s": 3_600, "preemptible": False}
+    full = [home.gateway.call("POST", "/v1/jobs", body={"name": f"f{at}", **stays})["id"] for at in range(2)]
+    for each in full:
+        home.wait_for(each, lambda job: job["state"] == "running")
+    moves = {
+        "name": "moves",
+        "command": ["sh", "-c", GOES_ON.format(tmp_path)],
+        "cells": ["any"],
+        "may_move": True,
+        "checkpoint_dir": str(tmp_path),
+        "work": {"total": 100, "unit": "steps"},
+        "progress": {"source": "file"},
+        "flexibility_s": 0,
+        "max_restarts": 0,
+    }
+    job_id = home.gateway.call("POST", "/v1/jobs", body=moves)["id"]
+    home.wait_for(job_id, lambda job: job["state"] == "running" and job["progress"] and job["footprint"]["energy_j"])
+    assert home.job(job_id)["cell"] == "north"
+    for each in full:
+        home.gateway.call("POST", f"/v1/jobs/{each}/cancel")
+
+    (copy,) = cell.gateway.get("/v1/jobs")["items"]
+    cell.wait_for(copy["id"], lambda job: job["state"] in ("preempting", "cancelled"), 120)
+    for installation in (home, cell):
+        installation.kill("admission")
+    cell.wait_for(copy["id"], lambda job: job["state"] == "cancelled")
+    (ended,) = home.wait_for_ends([job_id], 180)
+    assert (ended["state"], ended["cell"]) == ("succeeded", None), ended["detail"]
+    assert len(cell.gateway.get("/v1/jobs")["items"]) == 1
+    used_there = energies(cell, "tenant")["home"]
+    wait_until(lambda: energies(home, "node").get("cell:north") == pytest.approx(used_there))
+    assert home.job(job_id)["footprint"]["energy_j"] > used_there
+    hold_what_must(home)
