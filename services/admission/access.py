@@ -272,11 +272,11 @@ class Access:
         return UserList(items=items, next_cursor=following)
 
     async def own(self, caller: Identity) -> OwnIdentity:
-        user = None
-        if caller.user_id is not None:
-            async with self._engine.connect() as connection:
-                user = await AccessRepository(connection).user_of_id(caller.user_id)
-        named = {"user": user and user.name, "account": user and user.account}
+        async with self._engine.connect() as connection:
+            repository = AccessRepository(connection)
+            user = None if caller.user_id is None else await repository.user_of_id(caller.user_id)
+            installation = await repository.installation()
+        named = {"user": user and user.name, "account": user and user.account, "installation": installation}
         return OwnIdentity.of(caller, **named)
 
 

@@ -190,6 +190,7 @@ class OwnIdentity(Message):
     project: str | None = maybe("The only project that the key reaches; null: all.")
     user: str | None = maybe("Name of the user whose key it is; null for a key of no user.")
     account: str | None = maybe("Account that the caller's jobs run as on nodes; null: its tenant's.")
+    installation: str | None = maybe("Which installation this is, whatever its address.")
 
 
 class KeyLimits(Message):

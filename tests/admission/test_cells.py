@@ -61,6 +61,7 @@ class Door:
         self.refuses = ""
         self.garbles = ""
         self.fails_at = ""
+        self.is_one = False  #: Or as many installations as it is asked which it is
         self.delays = self.is_too_fast = False
         self.repeats: Callable[[], str] | None = None
         self.free_gpus: int | None = None
@@ -116,6 +117,8 @@ class Door:
         asked = f"{path}?{request.query_string}".partition("&cursor=")[0]
         passed = await self.cell.ask(request.method, asked, caller=caller, content=body)
         body = passed.content
+        if path == "/v1/whoami" and not self.is_one:
+            body = json.dumps({**json.loads(body), "installation": str(sum(self.asked.values()))}).encode()
         if self.repeats and path == "/v1/jobs" and request.method == "GET":
             listed = json.loads(body)
             items = [{**each, "id": self.repeats()} for each in listed["items"]]
@@ -221,6 +224,25 @@ async def test_a_cell_is_named_by_a_users_key_alone(pair: Pair) -> None:
     assert (await pair.home.ask("GET", "/v1/cells")).status_code == 403
     listed = await pair.home.ask("GET", "/v1/cells", role="operator")
     assert [each["name"] for each in listed.json()["items"]] == ["north"]
+
+
+async def test_no_installation_is_a_cell_of_itself_or_two_cells(pair: Pair) -> None:
+    """Whatever its address and its key: each has a door and a proxy."""
+    pair.door.is_one = True
+    assert (await pair.add()).status_code == 201
+    before = await pair.home.database.fetch("SELECT * FROM cells")
+    for admission, said in ((pair.home, "It is this installation itself."), (pair.cell, "It is cell north already.")):
+        door, app = Door(admission), web.Application()
+        door.is_one = True
+        app.router.add_route("*", "/{path:.*}", door.answer)
+        async with TestServer(app) as proxy:
+            spec = {"name": "south", "url": str(proxy.make_url("/")).rstrip("/"), "key": "user"}
+            refused = await pair.home.ask("POST", "/v1/cells", role="admin", json=spec)
+        (error,) = refused.json()["errors"]
+        assert (refused.status_code, error["pointer"], error["detail"]) == (422, "/url", said)
+    assert await pair.home.database.fetch("SELECT * FROM cells") == before
+    pair.door.is_one = False
+    assert (await pair.add(name="south")).status_code == 201, "another one"
 
 
 async def test_a_job_runs_where_it_is_cleanest_and_is_followed_there(pair: Pair) -> None:

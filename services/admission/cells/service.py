@@ -1,10 +1,13 @@
 """What operators do with cells: name them, drain them, remove them."""
 
+import asyncio
+from contextlib import suppress
+
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from services.admission.cells.remote import Reach, RemoteCell, headers_of
-from services.admission.repository.access import write_audit
-from services.admission.repository.cells import CellRepository
+from services.admission.repository.access import AccessRepository, write_audit
+from services.admission.repository.cells import CellRepository, CellRow
 from services.admission.secrets import no_key
 from services.contracts.cells import Cell, CellChange, CellList, CellSpec
 from services.contracts.identity import Identity, Role
@@ -31,7 +34,8 @@ class Cells:
 
         Raises:
             ProblemError: 409 if there is one of this name, or no key to seal with; 422 if the key is refused there, or
-                is not a user's; 503 if the cell does not answer.
+                is not a user's, or if it is this installation or one of its cells, at whatever address; 503 if the
+                cell does not answer.
         """
         if not self._reach.sealer.has_key:
             raise no_key()
@@ -45,6 +49,7 @@ class Cells:
             raise invalid("/key", f"The cell refuses it: {error.detail}") from error
         if whose.role is not Role.USER:
             raise invalid("/key", f"It is a key of the role {whose.role}. A home needs one of the role user alone.")
+        await self._check_is_new(whose.installation)
         values = {"tenant_id": whose.tenant_id, "project": whose.project, "home": new_id("home")}
         async with self._engine.begin() as connection:
             key = self._reach.seal(spec.name, spec.key)
@@ -52,6 +57,22 @@ class Cells:
                 raise conflict(f"There is a cell {spec.name}.")
             await write_audit(connection, caller, "cell.added", spec.name, url=url, tenant=whose.tenant_id)
         return await self.get(spec.name)
+
+    async def _check_is_new(self, installation: str | None) -> None:
+        async with self._engine.connect() as connection:
+            own, rows = await AccessRepository(connection).installation(), await CellRepository(connection).cells()
+        if installation is None:  # it is of an earlier release
+            return
+        if installation == own:
+            raise invalid("/url", "It is this installation itself.")
+        for row, known in zip(rows, await asyncio.gather(*map(self._installation_of, rows)), strict=True):
+            if known == installation:
+                raise invalid("/url", f"It is cell {row.name} already.")
+
+    async def _installation_of(self, row: CellRow) -> str | None:
+        with suppress(ProblemError):
+            return (await self._reach.cell(row.name, row.url, row.key).who_am_i()).installation
+        return None
 
     async def change(self, caller: Identity, name: str, change: CellChange) -> Cell:
         """Drain a cell, or use it again, and note who did."""

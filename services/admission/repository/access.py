@@ -109,6 +109,11 @@ class AccessRepository(Repository):
     async def user_of_id(self, user_id: str) -> User | None:
         return await self._one(select(users).where(users.c.id == user_id), User.as_stored)
 
+    async def installation(self) -> str | None:
+        """Return what names this installation: a digest of the id of its first key, as keys are never deleted."""
+        first = select(api_keys.c.id).order_by(api_keys.c.created_at, api_keys.c.id).limit(1).scalar_subquery()
+        return await self._value(select(func.md5(first)))
+
     async def users(self, tenant_id: str, after: str | None, limit: int) -> list[User | Unread]:
         """Return up to ``limit`` users of a tenant in order of name, after ``after``."""
         query = select(users).where(users.c.tenant_id == tenant_id).order_by(users.c.name).limit(limit)
