@@ -12,17 +12,22 @@ import json
 import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from types import SimpleNamespace
 from typing import Any, cast
 
-from services.contracts.batches import Batch, BatchRequest
+import aiohttp
+import orjson
+
+from services.contracts.batches import BATCH_MODEL_HEADER, Batch, BatchRequest
 from services.contracts.identity import Identity, Role
 from services.db.engine import create_engine
-from services.serving.batches.sending import AWAY_S, Sender, Sent, _read
+from services.serving.batches.sending import Sender, Sent
 from services.serving.batches.service import Batches
 from services.serving.batches.worker import BatchWorker
 from services.serving.repository import ServingRepository
-from services.serving.repository.batch_work import ClaimedLine, Outcome
+from services.serving.repository.batch_work import ClaimedLine
 from services.serving.settings import ServingSettings
 from tests.serving.test_batch_worker import Known, Table, unlimited
 from tests.simulation import model_servers, postgres, system
@@ -76,38 +81,76 @@ class World(system.World):
     made: dict[str, tuple[Identity, list[str]]]
 
 
-class _Router(Sender):
-    """Answers the lines of one process."""
+_LINE: ContextVar[ClaimedLine] = ContextVar("line")
+"""What is being sent, in the task that does so."""
+
+
+class _Sender(Sender):
+    """The sender of one process, which sends no line that it awaits."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(cast(Any, _Router(world)), "http://router", cast(Any, SimpleNamespace(headers=_named)))
+        self._world, self._here = world, set[str]()
+
+    async def send(self, line: ClaimedLine, endpoint: str, caller: Identity, place: str) -> Sent:
+        """As its base."""
+        if line.id in self._here:
+            self._world.fail("no process sends a line that it awaits", line.id)
+        if place not in PLACES or caller.tenant_id not in TENANTS:
+            self._world.fail("a line is its tenant's, and sent to a place", f"{line.id}: {caller}, {place}")
+        self._here.add(line.id)
+        _LINE.set(line)
+        try:
+            return await super().send(line, endpoint, caller, place)
+        finally:
+            self._here.discard(line.id)
+
+
+def _named(caller: Identity) -> dict[str, str]:
+    return {"authorization": caller.tenant_id}
+
+
+class _Router:
+    """The router as a session reaches it: it answers, now or later, well or not, or nobody hears it."""
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._here: set[str] = set()
 
-    async def send(self, line: ClaimedLine, endpoint: str, caller: Identity, place: str) -> Sent:
-        """Answer, now or later, well or not."""
-        world, draw = self._world, self._world.simulation.choices.below
-        if line.id in self._here:
-            world.fail("no process sends a line that it awaits", line.id)
+    @asynccontextmanager
+    async def post(self, url: str, *, data: bytes, headers: Any, timeout: Any) -> AsyncIterator[Any]:
+        """Answer a line."""
+        world, line, draw = self._world, _LINE.get(), self._world.simulation.choices.below
+        is_own = headers[BATCH_MODEL_HEADER] == line.model and orjson.loads(data)["user"] == line.custom_id
+        world.simulation.check("a line is sent as it is", is_own and url == f"http://router{ENDPOINT}", line.id)
+        way = 0 if world.simulation.is_calm else draw(8, often=0.4)
+        if way == 6:
+            key: Any = SimpleNamespace(host="", port=1, ssl=None)
+            raise aiohttp.ClientConnectorError(key, OSError("refused"))
         world.sends[line.id] += 1
-        self._here.add(line.id)
-        try:
-            way = 0 if world.simulation.is_calm else draw(6, often=0.4)
-            if way == 1:
-                world.told[line.id] += 1
-                return _read(line, 429, {"retry-after": str(draw(3))}, b"")
-            await asyncio.sleep((0.2, 1.0, 5.0, 90.0)[draw(4)])
-            if way == 2:
-                world.told[line.id] += 1
-                return _read(line, 502, {}, b'{"error": {}}')
-            number = len(world.answers[line.id])
-            wh = 1.0 + number
-            headers = {"x-request-id": f"{line.id} {number}", "x-wattshift-wh": str(wh)}
-            world.answers[line.id][headers["x-request-id"]] = wh
-            if way == 3:
-                return Sent(Outcome(line, "waiting", is_unknown=True), AWAY_S)
-            return _read(line, 400 if way == 4 else 200, headers, b'{"id": "answer"}')
-        finally:
-            self._here.discard(line.id)
+        if way in (1, 7):
+            world.told[line.id] += 1
+            yield _answer((429, 404)[way == 7], {"retry-after": str(draw(3))}, b"")
+            return
+        await asyncio.sleep((0.2, 1.0, 5.0, 90.0)[draw(4)])
+        if way == 2:
+            world.told[line.id] += 1
+            yield _answer(502, {}, b'{"error": {}}')
+            return
+        number = len(world.answers[line.id])
+        wh = 1.0 + number
+        told = {"x-request-id": f"{line.id} {number}", "x-wattshift-wh": str(wh)}
+        world.answers[line.id][told["x-request-id"]] = wh
+        if way == 3:
+            raise aiohttp.ServerDisconnectedError
+        yield _answer(400 if way == 4 else 200, told, b'{"id": "answer"}')
+
+
+def _answer(status: int, headers: dict[str, str], content: bytes) -> Any:
+    async def read() -> bytes:
+        await asyncio.sleep(0)
+        return content
+
+    return SimpleNamespace(status=status, headers=headers, read=read)
 
 
 @functools.cache
@@ -118,7 +161,7 @@ def _settings() -> ServingSettings:
 async def _begin(world: World) -> Batches:
     repository = ServingRepository(create_engine(postgres.URL, application_name="serving"))
     worker = BatchWorker(
-        repository, Table(*PLACES), Known(), _Router(world), _settings(), unlimited, now_s=lambda: time.time()
+        repository, Table(*PLACES), Known(), _Sender(world), _settings(), unlimited, now_s=lambda: time.time()
     )
     world.simulation.loop.create_task(worker.run())
     return Batches(repository, _settings())
@@ -254,8 +297,7 @@ async def _use(world: World, number: int) -> None:
 
 def _form(names: list[str]) -> tuple[str, AsyncIterator[bytes]]:
     lines = [
-        {"custom_id": name, "method": "POST", "url": ENDPOINT, "body": {"model": MODEL, "messages": []}}
-        for name in names
+        {"custom_id": name, "method": "POST", "url": ENDPOINT, "body": {"model": MODEL, "user": name}} for name in names
     ]
     parts = [
         b'--x\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n',

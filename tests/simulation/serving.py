@@ -440,6 +440,12 @@ class _Review:
         if row.state is InstanceState.READY and each.state is InstanceState.STARTING:
             self._check("who is ready has answered", job is None or bool(job.answered), what)
             self._check("who is ready has an address", row.url is not None and row.ready_at is not None, what)
+            if job is not None and each.job is not None and row.checks_key is not None:
+                with_key, without = job.makes_of_key
+                is_known = with_key < 400 or with_key == 404 or each.pool.startswith(APP_PREFIX)
+                is_true = is_known and (not row.checks_key or without == 401)
+                is_same = job.running_at == each.job.running_at
+                self._check("who is ready takes its key", is_true or not is_same, f"{what}: {job.makes_of_key}")
         if row.state is InstanceState.READY:
             self._check("who is ready has no reason not to be", reason is None and row.draining_at is None, what)
         if row.state is InstanceState.ENDED:

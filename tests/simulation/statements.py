@@ -2,7 +2,8 @@
 
 A program makes them: a guard, a `finally`, a condition of a statement or a row's lock removed, a transaction whose
 statements each stand alone, two writes in another order. A seeded sample, in which each room has its share, is planted,
-each in a process of its own, and searched for with the scenario `system`.
+each in a process of its own, and searched for with the scenario `system`; what has to do with batches of requests is
+searched for with `batches`.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from sqlalchemy import TextClause
 
 from tests.mutation.mutants import Mutant, MutatedFile
 from tests.mutation.results import wilson
-from tests.simulation import system
+from tests.simulation import batches, system
 from tests.simulation.faults import Outcome, Verdict, apart, changed_lines, is_breached_by, judged, place, plant
 from tests.simulation.loop import BreachError
 from tests.simulation.plants import PLANTS
-from tests.simulation.search import pack, play_once
+from tests.simulation.search import Play, pack, play_once
 from tests.support.servers import ROOT
 
 ROOMS: Mapping[str, Sequence[str]] = {
@@ -78,6 +79,13 @@ ROOMS: Mapping[str, Sequence[str]] = {
         "services/serving/repository/instances.py",
         "services/serving/repository/plans.py",
         "services/serving/repository/pools.py",
+    ),
+    "batches": (
+        "services/serving/batches/sending.py",
+        "services/serving/batches/service.py",
+        "services/serving/batches/worker.py",
+        "services/serving/repository/batch_work.py",
+        "services/serving/repository/batches.py",
     ),
 }
 """The files with faults, by room."""
@@ -170,20 +178,22 @@ def look_for(mutant: Mutant, source: str, cpu_s: float) -> Outcome:
 
     def work() -> Outcome:
         plant_all(mutant, source)
-        return _search(cpu_s)
+        return _search(play, cpu_s)
+
+    play = batches.play if mutant.path in ROOMS["batches"] else system.play
 
     try:
         outcome = apart(lambda: with_a_server(work))
     except RuntimeError:
         return Outcome("it does not run", 0, 0, 0.0)
     breach = (outcome.breach or "").partition(": ")[0]
-    if breach and apart(lambda: with_a_server(lambda: is_breached_by(system.play, outcome.made, breach))):
-        print(f"WITHOUT THE FAULT, TOO: system:{pack(outcome.made)} {breach}", file=sys.stderr, flush=True)
+    if breach and apart(lambda: with_a_server(lambda: is_breached_by(play, outcome.made, breach))):
+        print(f"WITHOUT THE FAULT, TOO: {mutant.path}:{pack(outcome.made)} {breach}", file=sys.stderr, flush=True)
         return replace(outcome, breach=None)
     return outcome
 
 
-def _search(cpu_s: float) -> Outcome:
+def _search(play: Play, cpu_s: float) -> Outcome:
     def stop(signal_number: int, frame: FrameType | None) -> None:
         raise BreachError("every step ends", "one takes too long")
 
@@ -191,7 +201,7 @@ def _search(cpu_s: float) -> Outcome:
     signal.setitimer(signal.ITIMER_PROF, cpu_s * 1.5 + 10)
     began_s, steps = time.process_time(), 0
     for seed in itertools.count():
-        simulation, breach = play_once(system.play, seed)
+        simulation, breach = play_once(play, seed)
         steps += simulation.loop.steps
         took_s = time.process_time() - began_s
         if breach is not None or took_s > cpu_s:
