@@ -287,6 +287,24 @@ BY_HAND = (
         "if True:\n                    self._r",
     ),
     (
+        "every pod has an owner",
+        "services/serving/clusters.py",
+        "sum(classes.values()) - classes.get(None, 0)",
+        "sum(classes.values())",
+    ),
+    (
+        "who uses devices has the state folder",
+        "gpu_agent/reporting.py",
+        "        await self.meter.close()\n        self.driver.close()\n",
+        "        self.driver.close()\n        await self.meter.close()\n",
+    ),
+    (
+        "what is no answer is told",
+        "gateway/gather.py",
+        'log.exception("submissions.not_carried", entries=len(group))',
+        "pass",
+    ),
+    (
         "what is refused for good is not asked again",
         "services/kit/background/worker.py",
         "if not self._is_away(error) or",
