@@ -42,8 +42,8 @@ def submit_once(installation: Installation, number: int, steps: int) -> str:
     deadline_s = time.monotonic() + 60
     while True:
         try:
-            headers = {"idempotency-key": f"victim-{number}"}
-            return installation.gateway.call("POST", "/v1/jobs", body=a_spec(number, steps), headers=headers)["id"]
+            body, key = a_spec(number, steps), f"victim-{number}"
+            return installation.gateway.call("POST", "/v1/jobs", body=body, key=key)["id"]
         except CliError as error:
             if error.exit_code != EXIT_UNAVAILABLE or time.monotonic() > deadline_s:
                 raise

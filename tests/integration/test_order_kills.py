@@ -41,8 +41,7 @@ def submit(installation: Installation, number: int, flex: int) -> str:
         "max_restarts": 0,
         "flex": flex,
     }
-    headers = {"idempotency-key": f"ordered-{number}"}
-    return installation.gateway.call("POST", "/v1/jobs", body=spec, headers=headers)["id"]
+    return installation.gateway.call("POST", "/v1/jobs", body=spec, key=f"ordered-{number}")["id"]
 
 
 def drawn_w(installation: Installation) -> float:
@@ -70,8 +69,7 @@ def test_an_order_outlives_every_process(busy: Installation) -> None:
     wait_until(lambda: all(each["utilization"] > 0 for node in busy.nodes() for each in node["readings"]), 60)
     limit_w = 0.8 * drawn_w(busy)
     body = {"duration_s": 3_600, "steps": [{"to_w": limit_w}]}
-    headers = {"idempotency-key": "one"}
-    order = busy.gateway.call("POST", "/v1/grid/orders", body=body, headers=headers)
+    order = busy.gateway.call("POST", "/v1/grid/orders", body=body, key="one")
     wait_until(lambda: "queued" in see().values() and drawn_w(busy) <= limit_w, 60)
     paused = [each for each in soft if states[each] == "queued"]
     assert len(paused) == 1, "the order takes one pause"
@@ -79,7 +77,7 @@ def test_an_order_outlives_every_process(busy: Installation) -> None:
     for victim in VICTIMS:
         busy.kill(victim)
         check_kept(busy, limit_w)
-        assert busy.gateway.call("POST", "/v1/grid/orders", body=body, headers=headers)["id"] == order["id"]
+        assert busy.gateway.call("POST", "/v1/grid/orders", body=body, key="one")["id"] == order["id"]
         (found,) = busy.gateway.get("/v1/grid/orders")["items"]
         assert (found["state"], found["limit_w"]) == ("in_force", limit_w)
         assert [each for each, state in see().items() if state != "running"] == paused, victim

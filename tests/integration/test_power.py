@@ -25,8 +25,7 @@ def submit(installation: Installation, gpus: int) -> str:
         "grace_s": 1,
         "labels": {"kind": "power"},
     }
-    headers = {"idempotency-key": f"power-{gpus}-{time.monotonic_ns()}"}
-    return installation.gateway.call("POST", "/v1/jobs", body=spec, headers=headers)["id"]
+    return installation.gateway.call("POST", "/v1/jobs", body=spec, key=f"power-{gpus}-{time.monotonic_ns()}")["id"]
 
 
 def limit(installation: Installation, **parameters: Any) -> None:

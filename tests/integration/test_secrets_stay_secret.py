@@ -47,8 +47,7 @@ def test_a_value_is_nowhere_but_in_the_job(installation: Installation, value: st
         "secrets": [{"name": "TOKEN", "env": "TOKEN"}, {"name": "TOKEN", "file": "token"}],
         "environment": {"PLAIN": plain, "PATH": os.environ["PATH"]},
     }
-    headers = {"idempotency-key": secrets.token_hex(8)}
-    job_id = installation.gateway.call("POST", "/v1/jobs", body=spec, headers=headers)["id"]
+    job_id = installation.gateway.call("POST", "/v1/jobs", body=spec, key=secrets.token_hex(8))["id"]
     (job,) = installation.wait_for_ends([job_id], 60)
 
     printed = installation.gateway.text(f"/v1/jobs/{job_id}/logs").text

@@ -31,8 +31,7 @@ def submit(installation: Installation, name: str, gpus: int, **spec: Any) -> str
         "grace_s": 5,
         **spec,
     }
-    headers = {"idempotency-key": f"{name}-{time.monotonic_ns()}"}
-    return installation.gateway.call("POST", "/v1/jobs", body=document, headers=headers)["id"]
+    return installation.gateway.call("POST", "/v1/jobs", body=document, key=f"{name}-{time.monotonic_ns()}")["id"]
 
 
 def place(installation: Installation, job_id: str) -> tuple[str, Any]:

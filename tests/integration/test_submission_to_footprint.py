@@ -23,8 +23,7 @@ def a_spec(name: str, *words: str, **spec: Any) -> dict[str, Any]:
 
 
 def submit(installation: Installation, spec: dict[str, Any], key: str | None = None) -> str:
-    headers = {"idempotency-key": key} if key else None
-    return installation.gateway.call("POST", "/v1/jobs", body=spec, headers=headers)["id"]
+    return installation.gateway.call("POST", "/v1/jobs", body=spec, key=key)["id"]
 
 
 def wattshift(installation: Installation, *words: str) -> subprocess.CompletedProcess[str]:

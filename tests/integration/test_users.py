@@ -17,7 +17,12 @@ from tests.support.servers import wait_until
 FOREIGN = "fish"
 """A word in everything that belongs to the other project."""
 RUN = {"name": "own", "command": ["true"]}
-BODIES = {"submit_job": RUN, "estimate_job": RUN, "run_in_job": {"command": ["true"]}}
+BODIES = {
+    "submit_job": RUN,
+    "estimate_job": RUN,
+    "run_in_job": {"command": ["true"]},
+    "read_files_of_job": {"path": "any"},
+}
 QUERIES = {"follow_job_events": {"follow": "false"}, "follow_events": {"follow": "false"}}
 GRID = re.compile(r"/v1/carbon/|/emissions/|/locations|/v1/policies")
 """What is the same for every caller."""
