@@ -199,6 +199,18 @@ def test_the_table_says_what_is_unknown_and_estimated(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
+    ("accounts", "unknown"), [(KNOWN, set[str]()), (UNKNOWN, {"market-based", "embodied", "baseline", "change"})]
+)
+def test_a_column_of_which_nothing_is_known_takes_no_room(
+    accounts: CarbonAccounts, unknown: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "Gateway", lambda: FakeGateway(accounts))
+    done = CliRunner().invoke(app, ["report"], env={"COLUMNS": "200"}, catch_exceptions=False)
+    shown = set(done.output.splitlines()[0].split())
+    assert {"market-based", "embodied", "baseline", "change"} - shown == unknown
+
+
+@pytest.mark.parametrize(
     ("baseline", "shown"), [(2_000.0, "-50.0 %"), (500.0, "+100.0 %"), (None, "unknown"), (0.0, "-"), (-5.0, "-")]
 )
 def test_a_difference_to_the_baseline_has_its_sign(baseline: float | None, shown: str) -> None:

@@ -219,18 +219,21 @@ def period_of(start: str | None, end: str | None, month: str | None) -> dict[str
 
 
 def _print(by: str, found: Report) -> None:
-    currency = found.get("currency")
-    figures = (">jobs", ">GPU time", ">energy", ">CO2", ">market-based", ">embodied", ">baseline", ">to baseline")
-    figures = (*figures, ">cost") if currency else figures
-    shown = output.table(by, *figures)
     lines = [*found["lines"], *sums(found, "(idle)", "[bold]total[/]")]
-    used = output.times(line["footprint"]["gpu_s"] for line in lines)
-    for line, gpu_time, cells in zip(lines, used, amounts(lines), strict=True):
-        if line is lines[-1]:
+    columns = {by: [*map(title, lines)], ">jobs": [str(line["jobs"]) for line in lines]}
+    columns[">GPU time"] = output.times(line["footprint"]["gpu_s"] for line in lines)
+    names = (">energy", ">CO2", ">market-based", ">embodied", ">baseline", ">change")
+    columns |= zip(names, map(list, zip(*amounts(lines), strict=True)), strict=True)
+    if currency := found.get("currency"):
+        money = [line["accounts"].get("money") for line in lines]
+        columns[">cost"] = ["-" if each is None else f"{each:,.2f} {currency}" for each in money]
+    # What nobody knows takes no room from names: a note says what it is.
+    known = {name: cells for name, cells in columns.items() if set(cells) != {output.UNKNOWN}}
+    shown = output.table(*known)
+    for cells in zip(*known.values(), strict=True):
+        if cells[0] is columns[by][-1]:
             shown.add_section()
-        money = line["accounts"].get("money")
-        cost = [("-" if money is None else f"{money:,.2f} {currency}")] if currency else []
-        shown.add_row(title(line), str(line["jobs"]), gpu_time, *cells, *cost)
+        shown.add_row(*cells)
     console.print(shown)
     for sentence in notes(found):
         console.print(f"[dim]{sentence}[/]")
