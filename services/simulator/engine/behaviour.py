@@ -217,7 +217,7 @@ def predicted_s(workload: Workload, models: tuple[str, ...], network: Network) -
 
 
 def _sizes(workload: Workload, devices: int) -> Ints:
-    """Return the sizes that gangs can have, up to those of a cluster of so many GPUs."""
+    """Return the sizes that gangs can have on a cluster with this many GPUs."""
     return np.arange(1, min(int(workload.max_gpus.max(initial=1)), devices) + 1)
 
 
