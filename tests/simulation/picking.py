@@ -8,6 +8,7 @@ ends its half, when its client leaves or the server breaks off, and answers itse
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -254,7 +255,8 @@ async def play(simulation: Simulation) -> None:
     draw, requests = simulation.choices.below, router._Requests()
     simulation.instead(gateways, PIECE_BYTES=PIECE_BYTES)
     simulation.instead(picker.protocol, CHUNK_BYTES=CHUNK_BYTES)
-    key_file: Any = SimpleNamespace(read_bytes=lambda: b"acme\n")
+    state = os.stat(__file__)
+    key_file: Any = SimpleNamespace(read_bytes=lambda: b"acme\n", stat=lambda: state)
 
     async def carry(real: Router, client: Any) -> None:
         servers = sorted(each.origin.authority.decode() for each in real.fleet.every_server())

@@ -151,10 +151,10 @@ class _Known:
         await self._ask(lambda: None, GONE if not any(THERE in each for each in _GROUP.get()) else THERE)
         yield self
 
-    async def missing(self, tenant: str, wanted: Sequence[Any]) -> list[tuple[int, str]]:
+    async def sizes(self, tenant: str, wanted: Sequence[Any]) -> list[tuple[int, str, int | None]]:
         """As of the repository of secrets."""
         return await self._ask(
-            lambda: [(each.position, each.name) for each in wanted if each.name == GONE], '"secrets"'
+            lambda: [(each.position, each.name, None if each.name == GONE else 1) for each in wanted], '"secrets"'
         )
 
     async def cells(self) -> list[Any]:
