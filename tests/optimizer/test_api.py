@@ -141,8 +141,7 @@ async def test_tenants_see_their_own_and_operators_see_all(optimizer: Installati
     for method in ("GET", "DELETE"):
         problem = problem_of(await optimizer.call(method, f"/v1/optimize/{solve_id}"))
         assert (problem.status, problem.code) == (404, "not_found")
-    listed = (await optimizer.call("GET", "/v1/optimize?tenant=initech")).json()
-    assert all(solve["tenant_id"] == "acme" for solve in listed["items"])
+    assert (await optimizer.call("GET", "/v1/optimize?tenant=initech")).status_code == 403
     operator: dict[str, Any] = {"role": Role.OPERATOR, "tenant": "ops"}
     listed = (await optimizer.call("GET", "/v1/optimize?tenant=initech", **operator)).json()
     assert [solve["id"] for solve in listed["items"]] == [solve_id]

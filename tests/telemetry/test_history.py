@@ -76,7 +76,9 @@ async def test_a_tenant_sees_its_own(plane: Plane) -> None:
     mine, theirs = await ran(plane, (1, 10)), await ran(plane, (1, 10), tenant="other")
 
     assert [job["job_id"] for job in (await listed(plane, USER))["items"]] == [mine]
-    assert [job["job_id"] for job in (await listed(plane, OTHER, tenant="t"))["items"]] == [theirs]
+    assert [job["job_id"] for job in (await listed(plane, OTHER))["items"]] == [theirs]
+    refused = await plane.http.get("/v1/reports/history", headers=service_headers(OTHER), params={"tenant": "t"})
+    assert refused.status_code == 403
     assert [job["job_id"] for job in (await listed(plane, tenant="t"))["items"]] == [mine]
     assert len((await listed(plane))["items"]) == 2
 

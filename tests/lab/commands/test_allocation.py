@@ -88,7 +88,7 @@ def test_people_get_a_table(capsys: pytest.CaptureFixture[str], written: Callabl
     ("change", "message"),
     [
         (lambda it: it.update(nodes=[]), "nodes: must have at least 1"),
-        (lambda it: it.update(power_limit_w=0), "power_limit_w: must be greater than 0"),
+        (lambda it: it.update(power_limit_w=0), "power_limit_w: must be at least 1e-06"),
         (lambda it: it.update(idle_w={}), "idle_w needs the power of a free GPU of model gpu"),
         (lambda it: it.update(idle_w={"gpu": 1, "B9": 1}), "idle_w: no node has GPUs of model B9"),
         (lambda it: it["nodes"].append(it["nodes"][0]), "node n0 is there twice"),
@@ -99,7 +99,7 @@ def test_people_get_a_table(capsys: pytest.CaptureFixture[str], written: Callabl
         (lambda it: it["jobs"][1].update(held=[{"node": "n1", "gpus": 2}]), "sizes must have the size of the gang"),
         (lambda it: it["nodes"][1].update(gpu_model="A100"), "needs a gpu_model"),
         (lambda it: it["jobs"][0]["sizes"].reverse(), "sizes must ascend by gpus"),
-        (lambda it: it["jobs"][1]["sizes"][0]["controls"][0].update(power_w=0), "power_w: must be greater than 0"),
+        (lambda it: it["jobs"][1]["sizes"][0]["controls"][0].update(power_w=0), "power_w: must be at least 1e-06"),
         (lambda it: it["jobs"][1]["sizes"][0]["controls"][0].update(value=300), "has a control value twice"),
         (lambda it: it["jobs"][0]["layout"]["stages"][0].update(expert_parallel=2), "expert_parallel does not divide"),
         (lambda it: it["jobs"][0].update(work_s=float("nan")), "must be a finite number"),
