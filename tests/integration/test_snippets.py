@@ -20,11 +20,21 @@ REPLAYED = ("start.md", "recipes.md")
 """With what they print: test_start.py."""
 LEFT_OUT = {
     r"ray job submit ": "no Ray is at hand; tests/integration/test_ray_live.py has one",
-    r"(\.venv/bin/)?wattshift (up|down)\b|WATTSHIFT_TRACES=otlp wattshift up": "the installation is up already",
+    r"(\.venv/bin/|[A-Z_]+=\S+ )?wattshift (up|down|downgrade)\b": "the installation is up already",
     r"\./run --setup": "this checkout is set up",
     r"export (CARBON|GATEWAY|WATTSHIFT|OTEL)_": "what processes are started with",
     r"(.* )?docker(-compose)? ": "needs Docker",
-    r"how=|uv pip compile|echo 'setuptools": "asks package indexes",
+    r"how=|(.* )?uv pip compile|pip install": "asks package indexes",
+    r"kubectl |helm ": "needs a cluster of Kubernetes: tests/deploy has the chart",
+    r"grep -h my-request-7": "needs that request: tests/integration/test_traces.py",
+    r"wattshift grid order --profile": "the hours are those of a utility: tests/cli/test_grid.py",
+    r"wattshift grid report": "needs an order that was in force: tests/cli/test_grid.py",
+    r"wattshift reserve --gpus 8": "no zone has eight GPUs of one model here: tests/cli/test_reservations.py",
+    r"python3 deploy/make_env.py": "writes beside that folder: tests/standalone/test_deploy.py",
+    r"wattshift report .*--as ": "needs a site's facts: tests/cli/test_forms.py",
+    r"wattshift verify ": "the key is that of another installation: tests/telemetry/test_verify.py",
+    r"wattshift profile pool": "needs a model server: tests/integration/test_profile_inference.py",
+    r"WEBHOOK_SECRET=": "waits for webhooks: tests/cli/test_webhooks.py",
     r"python3 deploy/supply_chain.py audit": "asks a server of advisories",
     r".*--git ": "needs a repository elsewhere",
     r"wattshift (submit --slice|nodes partition)": "needs GPUs that may be cut: tests/agent/test_simulated_mig.py",
@@ -54,6 +64,7 @@ FILES = {
     "fetch.sh": "#!/bin/sh\n",
     "jobs.yaml": "- {name: one, command: ['true']}\n- {name: two, command: ['true']}\n",
     "id_ed25519": "key",
+    "facts.json": "{}\n",
 }
 PREPARED = (
     "echo token | wattshift secrets set HF_TOKEN",
@@ -66,6 +77,9 @@ NAMED = {
     "KEY_ID": '"$(wattshift keys create --tenant vision --role user --json | python3 -c '
     '\'import json, sys; print(json.load(sys.stdin)["id"])\')"',
     "BUDGET_ID": '"$(id budgets)"',
+    "ORDER": '"$(id grid)"',
+    "RESERVATION": '"$(id reservations)"',
+    "n1 n2": "node-1 node-2",
 }
 """What stands for something of the reader's own."""
 
@@ -146,5 +160,5 @@ def test_the_commands_of_the_pages_work(place: tuple[Path, dict[str, str]]) -> N
         for at, (snippet, status) in enumerate(zip(run, statuses, strict=True))
         if status.read_text() != "0\n"
     }
-    assert failed == {}
+    assert failed == {}, "\n".join(map(" ".join, failed.items()))
     assert len(run) > 40
