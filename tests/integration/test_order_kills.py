@@ -68,7 +68,7 @@ def test_an_order_outlives_every_process(busy: Installation) -> None:
     wait_until(lambda: set(see().values()) == {"running"}, 120)
     wait_until(lambda: all(each["utilization"] > 0 for node in busy.nodes() for each in node["readings"]), 60)
     # Of a gang that has just begun nobody knows what it draws: an order might pause more than it has to, for a moment.
-    wait_until(lambda: all(busy.job(each)["progress"]["done"] > 200 for each in (*hard, *soft)), 60)
+    wait_until(lambda: all((busy.job(each)["progress"] or {}).get("done", 0) > 200 for each in (*hard, *soft)), 60)
     limit_w = 0.8 * drawn_w(busy)
     body = {"duration_s": 3_600, "steps": [{"to_w": limit_w}]}
     order = busy.gateway.call("POST", "/v1/grid/orders", body=body, key="one")
