@@ -6,6 +6,7 @@ import json
 import math
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -239,11 +240,9 @@ def words_of(text: str, option: str) -> list[str]:
 
 def once(names: Iterable[str], option: str, text: str) -> None:
     """Raise a ``CliError`` if a name is given twice."""
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
+    for name, times in Counter(names).items():
+        if times > 1:
             raise CliError(f"{option} {text}: {name} is given twice", EXIT_USAGE)
-        seen.add(name)
 
 
 def pair(text: str, option: str) -> tuple[str, str]:

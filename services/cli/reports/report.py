@@ -230,10 +230,11 @@ def _print(by: str, found: Report) -> None:
     # What nobody knows takes no room from names: a note says what it is.
     known = {name: cells for name, cells in columns.items() if set(cells) != {output.UNKNOWN}}
     shown = output.table(*known)
-    for cells in zip(*known.values(), strict=True):
-        if cells[0] is columns[by][-1]:
-            shown.add_section()
+    *rows, total = zip(*known.values(), strict=True)
+    for cells in rows:
         shown.add_row(*cells)
+    shown.add_section()
+    shown.add_row(*total)
     console.print(shown)
     for sentence in notes(found):
         console.print(f"[dim]{sentence}[/]")
