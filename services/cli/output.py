@@ -47,12 +47,12 @@ class _Console(Console):
             yield Segment(text if control else visible(text), style, control)
 
 
-# Without a terminal, a table is as wide as it needs to be: a script cannot use a truncated id.
 if sys.stdout is None:  # closed by who called
     sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 for _stream in (sys.stdout, sys.stderr):
     if isinstance(_stream, io.TextIOWrapper):
         _stream.reconfigure(errors="backslashreplace")  # what the terminal cannot show is no reason to stop
+# Without a terminal, a table is as wide as it needs to be: a script cannot use a truncated id.
 console = _Console(highlight=False, width=None if sys.stdout.isatty() else 200)
 errors = _Console(highlight=False, stderr=True)
 
