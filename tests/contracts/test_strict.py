@@ -76,7 +76,7 @@ def test_there_is_much_to_ask() -> None:
 
 
 def test_what_has_to_be_above_0_has_a_least_value() -> None:
-    """The inverse of 1e-320 is not finite, and a time of so many seconds ends when it begins."""
+    """The inverse of 1e-320 is not finite, and a window of 1e-320 s ends as it begins."""
     parameters = [each for path in DESCRIBED["paths"].values() for op in path.values() for each in op["parameters"]]
     told = {name: SCHEMAS[name].get("properties", {}) for name in sorted(sent())}
     told["?"] = {each["name"]: each["schema"] for each in parameters if "schema" in each}
