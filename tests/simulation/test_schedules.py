@@ -53,17 +53,21 @@ def test_a_schedule_that_failed_once_does_not_any_more(each: dict[str, str]) -> 
     assert breach is None
 
 
-def outcomes() -> dict[str, str]:
-    """Return what some schedules of each scenario come to, to the last choice and step."""
+def outcomes(*, replayed: bool = False) -> dict[str, str]:
+    """Return what some schedules of each scenario come to, to the last choice and step.
+
+    With ``replayed``, they come to the same when they are played again by their choices.
+    """
     found: dict[str, str] = {}
     for name, play in SCENARIOS.items():
         digest = hashlib.sha256()
         for seed in range(2):
-            simulation, _ = play_once(play, seed)
-            again, _ = play_once(play, simulation.choices.made)
-            ends = [(each.loop.steps, each.loop.time(), each.choices.made) for each in (simulation, again)]
-            assert ends[0] == ends[1], f"{name}, seed {seed}"
-            digest.update(repr(ends[0]).encode())
+            played, _ = play_once(play, seed)
+            end = played.loop.steps, played.loop.time(), played.choices.made
+            if replayed:
+                again, _ = play_once(play, played.choices.made)
+                assert (again.loop.steps, again.loop.time(), again.choices.made) == end, f"{name}, seed {seed}"
+            digest.update(repr(end).encode())
         found[name] = digest.hexdigest()
     return found
 
@@ -80,7 +84,7 @@ def test_a_schedule_repeats_to_the_last_step_in_any_process() -> None:
         stdout=subprocess.PIPE,
         check=True,
     ).stdout
-    assert json.loads(elsewhere) == outcomes()
+    assert json.loads(elsewhere) == outcomes(replayed=True)
 
 
 def withdraw_without_giving_back(self: Lane, ticket: Ticket) -> None:
@@ -312,6 +316,11 @@ BY_HAND = (
     ),
 )
 """What must hold, and a fault that was thought of with it: a file, what stands there, what takes its place."""
+FIRST = {
+    "a counter that is right is believed": 53,
+    "no server with room stands beside a request that may use it": 328,
+}
+"""The seed with which a search begins that would else take many seconds."""
 
 
 @pytest.mark.parametrize("planted", BY_HAND, ids=lambda planted: planted[0])
@@ -322,7 +331,8 @@ def test_what_must_hold_does_not_where_a_fault_is_planted(planted: tuple[str, st
         mutant, source = faults.by_hand(ROOT, *fault)
         faults.plant(mutant, source)
         found: set[str] = set()
-        for seed, scenario_ in itertools.product(range(1_000), faults.SCENARIOS_OF[mutant.path]):
+        first = FIRST.get(name, 0)
+        for seed, scenario_ in itertools.product(range(first, first + 1_000), faults.SCENARIOS_OF[mutant.path]):
             _, breach = play_once(SCENARIOS[scenario_], seed)
             found |= {breach.name} if breach else set()
             if name in found:
