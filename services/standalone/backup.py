@@ -263,6 +263,8 @@ async def _unless_ended(work: Awaitable[T]) -> T:
     try:
         return await task
     except asyncio.CancelledError:
+        if (caller := asyncio.current_task()) and caller.cancelling():
+            raise  # by Ctrl-C
         raise StackError("told to end before it was done") from None
 
 

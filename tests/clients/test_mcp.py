@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
 import sys
 from typing import Any
 
@@ -97,3 +99,23 @@ async def test_it_speaks_over_standard_input_and_output() -> None:
     assert all(tool.description and tool.input_schema["properties"] for tool in tools.values())
     assert result.is_error
     assert "does not answer" in result.content[0].text or "127.0.0.1" in result.content[0].text
+
+
+def test_ctrl_c_ends_it() -> None:
+    """While its standard input stays open, as a terminal's does."""
+    program = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "  # as it is in a foreground
+        "from wattshift.integrations.mcp import main; main('http://127.0.0.1:9', 'ws_key')"
+    )
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", program], stdin=pipe, stdout=pipe) as process:
+        assert process.stdin
+        assert process.stdout
+        process.stdin.write(b'{"jsonrpc": "2.0", "id": 1, "method": "ping"}\n')
+        process.stdin.flush()
+        assert process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        try:
+            assert process.wait(timeout=60) == -signal.SIGINT
+        finally:
+            process.kill()

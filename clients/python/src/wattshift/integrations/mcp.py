@@ -8,6 +8,7 @@ tool's error, with its code.
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 import uuid
 from collections.abc import Callable
@@ -103,6 +104,8 @@ def main(url: str | None = None, key: str | None = None) -> None:
         async with AsyncClient(url, key) as client:
             await server(client).run_stdio_async()
 
+    if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # else Ctrl-C waits for the thread that reads standard input
     asyncio.run(serve())
 
 
