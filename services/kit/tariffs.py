@@ -26,6 +26,7 @@ from pydantic import AfterValidator, Field, ValidationError
 from services.contracts.invalid import explained
 from services.contracts.schema import Int, Message, Real
 from services.core.domain.units import S_PER_HOUR
+from services.kit.text import decoded
 
 MOST_HOURS = 200_000  #: Of a file of prices
 
@@ -67,8 +68,9 @@ class Tariff(Message):
 
     def added(self, hour_s: float) -> float:
         """Return what an hour, by its beginning in UTC seconds, costs without the day-ahead price, per kWh."""
-        local = datetime.fromtimestamp(hour_s, ZoneInfo(self.timezone))
-        return self.per_kwh + sum(each.per_kwh for each in self.hours if each.hold(local))
+        # Hours of a clock that is 30 or 45 minutes from UTC begin within those of UTC.
+        quarters = [datetime.fromtimestamp(hour_s + 900 * at, ZoneInfo(self.timezone)) for at in range(4)]
+        return self.per_kwh + fmean(sum(each.per_kwh for each in self.hours if each.hold(at)) for at in quarters)
 
 
 class Tariffs(Message):
@@ -85,7 +87,7 @@ def read_tariffs(path: Path) -> Tariffs:
         ValueError: It cannot be read, or says something else; the message names the file and the entry.
     """
     try:
-        return Tariffs.model_validate(tomllib.loads(path.read_text("utf-8")))
+        return Tariffs.model_validate(tomllib.loads(decoded(path.read_bytes())))
     except OSError as error:
         raise ValueError(f"{path.name}: {error.strerror}") from error
     except ValidationError as error:

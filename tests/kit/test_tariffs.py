@@ -30,7 +30,7 @@ def berlin(day: int, hour: int, month: int = 11) -> float:
 
 @pytest.fixture
 def tariff(tmp_path: Path) -> Tariff:
-    (path := tmp_path / "prices.toml").write_text(FILE)
+    (path := tmp_path / "prices.toml").write_text(FILE.replace("\n", "\r\n"), "utf-8-sig", newline="")  # from Windows
     found = read_tariffs(path)
     assert found.currency == "EUR"
     return found.zones["DE"]
@@ -42,6 +42,22 @@ def test_an_hour_costs_what_holds_in_it_by_the_local_clock(tariff: Tariff) -> No
     assert [tariff.added(at) for at in hours] == pytest.approx([0.09, 0.17, 0.17, 0.09, 0.09])
     nights = [berlin(friday, 22), berlin(saturday, 5), berlin(saturday, 6), berlin(1, 18, month=10)]
     assert [tariff.added(at) for at in nights] == pytest.approx([0.07, 0.07, 0.09, 0.09])
+
+
+@pytest.mark.parametrize(
+    ("zone", "shares"),
+    [
+        ("Europe/Berlin", [1, 1, 1, 0]),
+        ("Asia/Kolkata", [0.5, 1, 1, 0.5]),
+        ("Asia/Kathmandu", [0.75, 1, 1, 0.25]),
+        ("Australia/Eucla", [0.75, 1, 1, 0.25]),
+    ],
+)
+def test_hours_of_a_clock_between_those_of_utc_cost_for_as_long_as_they_last(zone: str, shares: list[float]) -> None:
+    tariff = Tariff.model_validate({"timezone": zone, "hours": [{"from": 17, "to": 20, "per_kwh": 1.0}]})
+    five = datetime(2026, 11, 27, 17, tzinfo=ZoneInfo(zone)).timestamp()
+    hours = [five - five % 3_600 + 3_600 * at for at in range(-1, 5)]
+    assert list(priced(tariff, hours, {}).values()) == [0, *shares, 0]
 
 
 def test_an_hour_without_its_day_ahead_price_has_none(tariff: Tariff) -> None:
