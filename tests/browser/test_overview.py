@@ -167,5 +167,17 @@ def test_people_secrets_webhooks_and_who_did_what_are_on_the_admin_page(
     page.locator("#new-secret-form").get_by_role("button", name="Set").click()
     expect(page.locator("#secrets")).to_contain_text("A_TOKEN")
     expect(page.locator("#webhooks")).to_contain_text("no webhooks")
+    page.locator("summary", has_text="New key").click()
+    page.locator("#key-label").fill("half a date")
+    page.locator("#key-expires").press("1")  # a browser gives half a date, or half a number, as nothing
+    page.locator("#new-key").get_by_role("button", name="Create").click()
+    expect(page.locator("#new-key .error")).to_have_text("is no whole date and time")
+    page.locator("summary", has_text="New tenant").click()
+    page.locator("#tenant-id").fill("unlimited")
+    page.locator("#tenant-gpus").press_sequentially("4e")
+    page.locator("#new-tenant").get_by_role("button", name="Create").click()
+    expect(page.locator("#new-tenant .error")).to_have_text("must be a number")
+    assert not {"half a date"} & {each["label"] for each in site.gateway.get("/v1/keys")["items"]}
+    assert not {"unlimited"} & {each["id"] for each in site.gateway.get("/v1/tenants")["items"]}
     expect(page.locator("#engines")).to_contain_text("wattshift engine")
     expect(page.locator("#audit tr", has_text="tenant changed").first).to_contain_text("max GPUs 4 → 8")

@@ -16,7 +16,7 @@ function filled(form) {
   const found = {};
   for (const { name, value, type } of form.elements) {
     if (!name || value.trim() === "") continue;
-    found[name] = NUMBERS.has(name) ? Number(value) : type === "datetime-local" ? new Date(value).toISOString() : value.trim();
+    found[name] = NUMBERS.has(name) ? Number(value) : type === "datetime-local" ? new Date(value).toISOString() : type === "password" ? value : value.trim();
   }
   return found;
 }

@@ -16,6 +16,22 @@ export function complain(input, text) {
   input.closest(".field, td, form")?.append(h("p", { class: "error", id }, text));
 }
 
+/** Complain of what was typed and is no number or time, which the browser would pass on as nothing; return whether there was any. */
+export function unreadable(form) {
+  const found = [...form.elements].filter((each) => each.validity?.badInput);
+  if (found.length) clear(form);
+  for (const each of found) complain(each, each.type === "number" ? "must be a number" : "is no whole date and time");
+  found[0]?.focus();
+  return found.length > 0;
+}
+
+// Before any form's own listener, so that none goes on with half of what was typed.
+document.addEventListener("submit", (event) => {
+  if (!unreadable(event.target)) return;
+  event.preventDefault();
+  event.stopPropagation();
+}, true);
+
 /** Show an error of the API; `fieldOf` finds the input that a pointer such as `/gpus/min` is about. */
 export function refused(form, error, fieldOf) {
   let first = null;

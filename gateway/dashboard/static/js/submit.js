@@ -2,7 +2,7 @@
 import { send } from "./api.js";
 import { by, facts, fill, h } from "./dom.js";
 import { at, carbon, count, counted, duration, intensity, power, startsNow, unknown } from "./format.js";
-import { busy, clear, complain, refused } from "./forms.js";
+import { busy, clear, complain, refused, unreadable } from "./forms.js";
 import "./shell.js";
 
 const form = by("submit");
@@ -18,6 +18,7 @@ let attempt = null;
 /** Return the job that the form describes; null if what was typed is none. */
 function spec() {
   clear(form);
+  if (unreadable(form)) return null;
   const value = (name) => form.elements[name].value.trim();
   const number = (name) => (value(name) === "" ? undefined : Number(value(name)));
   const line = value("command");
