@@ -36,7 +36,7 @@ KEPT = {
     "gpu_partitions": "state, detail, applied_at",
     "job_arrays": "",
     "jobs": "state, reason, detail, expected_start_at, generation, preemptions, restarts, exit_code, attained_gpu_s, "
-    "queued_at, started_at, ended_at, gated",
+    "queued_at, started_at, ended_at, not_before, node_losses, gated, bound_to, cell",
     "model_endpoints": "",
     "node_credentials": "",
     "node_enrolments": "",
