@@ -14,6 +14,7 @@ from services.cli.commands import EXIT_USAGE, CliError
 from services.cli.output import console, print_json, table
 from services.cli.values import read_cells
 from services.core.domain.errors import DomainError
+from services.kit.text import decimal
 
 if TYPE_CHECKING:
     from lab.fits import Judged
@@ -165,7 +166,7 @@ def read_points(file: Path, needed: tuple[str, ...], *, energies: bool) -> tuple
 
 def _number(file: Path, line: int, name: str, cell: str) -> float:
     try:
-        value = float(cell)
+        value = decimal(cell)
     except ValueError:
         value = math.nan
     if not math.isfinite(value):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from services.cli.commands import EXIT_NOT_FOUND, EXIT_USAGE, CliError
 from services.kit.files import whole
-from services.kit.text import decoded
+from services.kit.text import decimal, decoded
 
 if TYPE_CHECKING:
     from services.simulator.raw import ReadReport
@@ -116,7 +116,7 @@ def _pairs(file: Path) -> list[list[float]]:
     for at, (line, row) in enumerate(read_cells(file)):
         try:
             when, value = row
-            pairs.append([moment_s(when.strip()), float(value)])
+            pairs.append([moment_s(when.strip()), decimal(value)])
         except ValueError:
             if at:
                 raise CliError(f"{file}, line {line}: expected a time and a number, got {row}", EXIT_USAGE) from None

@@ -26,7 +26,7 @@ from pydantic import AfterValidator, Field, ValidationError
 from services.contracts.invalid import explained
 from services.contracts.schema import Int, Message, Real
 from services.core.domain.units import S_PER_HOUR
-from services.kit.text import decoded
+from services.kit.text import decimal, decoded
 
 MOST_HOURS = 200_000  #: Of a file of prices
 
@@ -112,7 +112,7 @@ def read_hours(path: Path) -> dict[float, float]:
     for number, row in enumerate(rows[:MOST_HOURS], start=2):
         try:
             at = datetime.fromisoformat(row["start_at"] or "")
-            found.append(((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp(), float(row["per_kwh"] or "")))
+            found.append(((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp(), decimal(row["per_kwh"] or "")))
         except (KeyError, ValueError, OverflowError):
             raise ValueError(f"{path.name}, row {number}: needs start_at, an instant, and per_kwh, a number") from None
     return by_hour(found)

@@ -30,6 +30,13 @@ def decoded(content: bytes) -> str:
     return content.decode(encoding_of(content[:4])).replace("\r\n", "\n").replace("\r", "\n")
 
 
+def decimal(text: str) -> float:
+    """Return a number as text; ``ValueError`` for what is none, and for ``1_0``, which Python alone reads as ten."""
+    if "_" in text:
+        raise ValueError(text)
+    return float(text)
+
+
 def duration(seconds: float) -> str:
     """Return a duration in its two largest units."""
     left = max(0, round(seconds))

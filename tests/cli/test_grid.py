@@ -129,6 +129,7 @@ def test_a_report_adds_up_and_says_what_is_not_known(monkeypatch: pytest.MonkeyP
         (("order", "--cut", "35%"), "say how long: --for 3h"),
         (("order", "--cut", "35%", "--to", "1kW", "--for", "3h"), "--cut and --to: give one of them"),
         (("order", "--cut", "135%", "--for", "3h"), "'135%' is not a share of the baseline"),
+        (("order", "--cut", "3_5%", "--for", "3h"), "'3_5%' is not a share of the baseline"),
         (("order", "--to", "12", "--for", "3h"), "'12' is not a power"),
         (("amend", "grid_1"), "say what to change"),
     ],

@@ -77,6 +77,9 @@ def test_every_door_for_tables_reads_every_dialect(tmp_path: Path, door: str) ->
     file.write_bytes(",".join(rows[0]).encode() + b"\n" + ",".join(rows[1]).encode() + b"\n\xff,1\n")
     with pytest.raises(CliError, match="line 3: bytes that are not UTF-8"):
         read(file)
+    file.write_text("".join(",".join(row) + "\n" for row in [*rows[:2], [f"{cell}_0" for cell in rows[1]]]))
+    with pytest.raises(CliError, match="line 3"):  # Python alone reads 1_0 as ten
+        read(file)
 
 
 @pytest.mark.parametrize(

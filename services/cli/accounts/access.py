@@ -13,6 +13,7 @@ from services.cli.output import console
 from services.cli.values import duration_s, once, past_time, time_of, words_of
 from services.contracts.codes import ProblemCode
 from services.contracts.identity import Role
+from services.kit.text import decimal
 
 MOST_ENTRIES = 500  #: Of the audit log, at once
 FIGURES = {
@@ -245,7 +246,7 @@ def _alias(text: str) -> tuple[str, dict[str, float]]:
     name, _, targets = text.partition("=")
     parts = [target.strip().partition("=") for target in targets.split(",")]
     try:
-        shares = {model: float(share or 1) for model, _, share in parts}
+        shares = {model: decimal(share or "1") for model, _, share in parts}
     except ValueError:
         shares = {"": 0.0}
     if not name or "" in shares:

@@ -15,6 +15,7 @@ from services.cli.output import console
 from services.cli.values import duration_s, read_cells, time_of
 from services.contracts.grid import NO_LIMIT_W
 from services.kit.ids import new_id
+from services.kit.text import decimal
 
 _WATTS = re.compile(r"(\d+(?:\.\d+)?)\s*([kM]?)W", re.IGNORECASE)
 SCALES = {"": 1.0, "k": 1e3, "m": 1e6}
@@ -149,7 +150,7 @@ def _of_file(file: Path) -> list[dict[str, float]]:
     for at, (line, row) in enumerate(read_cells(file)):
         try:
             minutes, value = row
-            offset_s = 60 * float(minutes)
+            offset_s = 60 * decimal(minutes)
         except ValueError:
             if at:
                 raise CliError(f"{file}, line {line}: expected minutes and a limit, got {row}", EXIT_USAGE) from None
@@ -166,7 +167,7 @@ def limit_of(text: str, option: str) -> dict[str, float]:
         text = f"{text}%"
     if text.endswith("%"):
         try:
-            share = float(text[:-1]) / 100
+            share = decimal(text[:-1]) / 100
         except ValueError:
             share = -1.0
         if not 0 < share <= 1:

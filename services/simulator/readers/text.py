@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from services.kit.extras import missing_extra
-from services.kit.text import encoding_of
+from services.kit.text import decimal, encoding_of
 from services.simulator.raw import TOO_LARGE, TWICE, ReadReport, TraceFormatError
 
 GZIP_MAGIC = b"\x1f\x8b"
@@ -205,7 +205,7 @@ def cells_of(lines: Iterable[str], report: ReadReport, *, named: bool = False) -
         yield line, cells
 
 
-_NUMBER = re.compile(r"[-+\d.eE_]+")
+_NUMBER = re.compile(r"[-+\d.eE]+")
 _NOT_UTF_8 = re.compile("[\udc80-\udcff]")
 _SEPARATOR = re.compile("sep=.?\\s*")
 _DECIMAL_COMMA = re.compile(r"\s*[-+]?\d+,\d+\s*")
@@ -230,7 +230,7 @@ def number(text: str, column: str) -> float:
     if not text.strip():
         return math.nan
     try:
-        return float(text)
+        return decimal(text)
     except ValueError:
         raise ValueError(f"{column} is not a number") from None
 
@@ -265,7 +265,7 @@ def moment_s(text: str, column: str = "time") -> float:
         ValueError: It is neither; the message names the column.
     """
     try:
-        moment = float(text)
+        moment = decimal(text)
     except ValueError:
         return utc_s(text, column)
     if MILLISECONDS[0] <= moment < MILLISECONDS[1]:
