@@ -46,6 +46,9 @@ def impossibility(gpus: GpuRequest, capacity: Capacity) -> Impossibility | None:
         return None
     if not (capacity := [kind for kind in capacity if gpus.zone in (None, kind.zone)]):
         return Impossibility("/gpus/zone", f"No node of the cluster is in the grid zone {gpus.zone}.")
+    for name, level in (("within", gpus.within), ("near", gpus.near)):
+        if level is not None and level not in (levels := capacity[0].largest):
+            return Impossibility(f"/gpus/{name}", f"The cluster has no level {level}; it has {', '.join(levels)}.")
     if gpus.slice is not None:
         return _no_slice(gpus, capacity)
     kinds = [kind for kind in capacity if not kind.is_slice and gpus.model in (None, kind.model)]
@@ -58,11 +61,6 @@ def impossibility(gpus: GpuRequest, capacity: Capacity) -> Impossibility | None:
     for kind in kinds:
         counts[kind.model, kind.memory_gib, kind.zone] += kind.count
     largest = max(counts.values())
-    for name, level in (("within", gpus.within), ("near", gpus.near)):
-        if level is not None and level not in kinds[0].largest:
-            return Impossibility(
-                f"/gpus/{name}", f"The cluster has no level {level}; it has {', '.join(kinds[0].largest)}."
-            )
     if gpus.within is not None and gpus.min <= largest:
         inside = Counter[tuple[str, float, str]]()
         for kind in kinds:

@@ -70,6 +70,7 @@ FILE = read_topology("rack r1: n[0-1]\nrack r2: n2\nblock a: r1, r2")
         ({"min": 5, "within": "node"}, Topology(), "/gpus/min", "within one node; none has more than 4"),
         ({"min": 4, "within": "node"}, Topology(), None, ""),
         ({"within": "rack"}, Topology(), "/gpus/within", "no level rack; it has node."),
+        ({"slice": "3g", "within": "rack"}, Topology(), "/gpus/within", "no level rack; it has node."),
         ({"near": "pod"}, FILE, "/gpus/near", "no level pod; it has node, rack, block."),
         ({"min": 16, "near": "rack"}, FILE, None, ""),
         ({"min": 17, "within": "rack"}, FILE, "/gpus/min", "the cluster has 16 such GPUs"),

@@ -61,7 +61,9 @@ def place_slices(snapshot: Snapshot) -> tuple[tuple[Action, ...], Snapshot]:
     for each in snapshot.slice_jobs:
         tenant = jobs.tenants[jobs.index[each.job_id]]
         fits: list[int] = np.flatnonzero(each.units & free).tolist()
-        if not each.units.any():
+        if snapshot.within.get(each.job_id, 0) < 0 and each.job_id not in snapshot.bound:
+            holds.append(Hold(each.job_id, Reason.NO_SUCH_DOMAIN))
+        elif not each.units.any():
             holds.append(Hold(each.job_id, Reason.NO_SUCH_SLICE))
         elif held.get(tenant, 0) + given[tenant] >= snapshot.tenant_gpu_quota.get(tenant, math.inf):
             holds.append(Hold(each.job_id, Reason.TENANT_QUOTA))
