@@ -87,6 +87,7 @@ class Outcomes:
         self, turn: Turn, server: Server, status: int, share_s: float, tokens: Tokens, footprint: Footprint
     ) -> None:
         metrics, labels = self.metrics, (turn.model, turn.expected.request_class)
+        turn.is_charged = True
         metrics.requests.add((*labels, str(status)))
         e2e_s = time.monotonic() - turn.received.at_s
         metrics.e2e.observe(labels, e2e_s)

@@ -263,7 +263,7 @@ class Dispatcher:
             self._note_failure(ticket, server, error)
             raise
         except asyncio.CancelledError:
-            if share_s is None:
+            if not turn.is_charged:  # also of an answer that had come, and was not read yet
                 self.answers.left(turn, server, give_back())
             raise
         finally:

@@ -91,6 +91,7 @@ class Turn:
     wait_s: float = 0.0  #: Seconds from its arrival until it was sent to a server
     first_s: float = 0.0  #: Seconds from its arrival to the first token of a stream; 0 before
     place: Given | None = None  #: Its entry in its server's costs
+    is_charged: bool = False  #: Whether what its last server spent on it is counted
 
 
 class Tokens(NamedTuple):

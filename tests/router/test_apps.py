@@ -416,11 +416,16 @@ async def test_usage_goes_to_the_ledger_by_variant_and_key(apps: Apps) -> None:
     assert sum(each.energy_j for each in usages) == pytest.approx(120 * sum(each.share_s for each in usages))
 
 
-async def test_who_leaves_is_charged_what_the_instance_spent_until_then(apps: Apps) -> None:
-    apps.one.gate = asyncio.Event()
-    leaving = asyncio.create_task(apps.infer())
+@pytest.mark.parametrize("has_come", [False, True], ids=["before its answer", "as it reads what has come"])
+async def test_who_leaves_is_charged_what_the_instance_spent_until_then(apps: Apps, has_come: bool) -> None:
+    apps.one.gate, apps.one.is_stream = asyncio.Event(), has_come
+    (instance,) = apps.router.router.fleet.instances.values()
+    leaving = asyncio.create_task(_read_nothing(apps) if has_come else apps.infer())
     await until(lambda: apps.one.held == 1)
     await asyncio.sleep(0.1)
+    if has_come:
+        apps.one.gate.set()
+        await until(lambda: not instance.held)
     leaving.cancel()
     counted = apps.router.router.metrics.app_requests.values
     await until(lambda: bool(counted))
@@ -429,6 +434,22 @@ async def test_who_leaves_is_charged_what_the_instance_spent_until_then(apps: Ap
     (usage,) = [each for report in apps.stage.plane.usage for each in report.usages]
     assert usage.share_s > 0.05
     assert usage.energy_j == pytest.approx(120 * usage.share_s)
+
+
+async def _read_nothing(apps: Apps) -> None:
+    """Ask for a stream as a client that reads none of it."""
+    headers = [(b"authorization", f"Bearer {a_key('acme')}".encode())]
+    scope = {"type": "http", "method": "GET", "path": f"/apps/{APP}/events", "query_string": b"", "headers": headers}
+    said: list[Any] = [{"type": "http.request", "body": b""}]
+
+    async def receive() -> Any:
+        return said.pop() if said else await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            await asyncio.Event().wait()
+
+    await apps.router.router(scope, receive, send)
 
 
 async def test_observations_are_reported_in_whole_windows_until_they_are_accepted(apps: Apps) -> None:

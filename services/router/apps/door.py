@@ -70,6 +70,7 @@ class AppTurn:
     body: bytes
     arrival_s: float  #: Its arrival on the monotonic clock
     wait_s: float = 0.0  #: Seconds from its arrival until it was sent to an instance
+    is_charged: bool = False  #: Whether what its last instance spent on it is reported
 
 
 @dataclass
@@ -232,7 +233,7 @@ class AppDoor:
                 self._charge(turn, instance, spent_s)
             raise
         except asyncio.CancelledError:
-            if share_s is None:  # its client left, and what the instance spent on it is nobody else's
+            if not turn.is_charged:  # its client left, and what the instance spent on it is nobody else's
                 self.metrics.app_requests.add((turn.app.name, instance.spec.request_class or "", "499"))
                 self._charge(turn, instance, give_back(Outcome.NOT_ASKED))
             raise
@@ -274,6 +275,7 @@ class AppDoor:
     def _charge(self, turn: AppTurn, instance: Server, share_s: float) -> Footprint:
         """Report what an instance spent on a request."""
         name, variant, footprint = turn.app.name, instance.spec.request_class or "", instance.footprint(share_s)
+        turn.is_charged = True
         if footprint.energy_j is not None:
             self.metrics.app_energy.add((name, variant), footprint.energy_j)
         if footprint.carbon_gco2 is not None:
