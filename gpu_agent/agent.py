@@ -160,11 +160,13 @@ class Agent(ReportingAgent):
     async def stop(self) -> None:
         """End the agent; its ranks continue, or end with it if the settings say so."""
         await self._cancel("ranks", "commands")
-        await self.partitions.finish(self.settings.exit_grace_s)
-        if self.settings.stop_ranks_on_exit:
-            await self.gangs.stop_all(self.settings.exit_grace_s, self._on_owners)
+        try:
+            await self.partitions.finish(self.settings.exit_grace_s)
+            if self.settings.stop_ranks_on_exit:
+                await self.gangs.stop_all(self.settings.exit_grace_s, self._on_owners)
+        finally:
+            await self._cancel(*self._tasks)
         await self.meter.close()
-        await self._cancel(*self._tasks)
         await self.checkpoints.close()
         await self._learned.save(everything=True)
         if self.settings.stop_ranks_on_exit:
