@@ -62,6 +62,7 @@ class Controls:
         self._refused: dict[tuple[str, int], dict[ControlKind, str]] = {}
         self._found: dict[tuple[str, int], tuple[datetime, list[float]]] = {}
         self._failing: set[Key] = set()
+        self._saved: dict[str, list[int]] | None = None
 
     @property
     def in_force(self) -> bool:
@@ -178,8 +179,7 @@ class Controls:
 
     async def _take_back(self, wanted: Mapping[Key, float | None]) -> None:
         """Reset controls that are no longer wanted; those that cannot be reset now are tried again later."""
-        unwanted = [key for key in self._put if key not in wanted]
-        for key in sorted(unwanted):
+        for key in sorted(self._put.keys() - wanted.keys()):
             kind, index = key
             reset = self._driver.reset_power_limit if kind is LIMIT else self._driver.reset_clock
             try:
@@ -192,8 +192,7 @@ class Controls:
                 continue
             self._failing.discard(key)
             del self._put[key]
-        if unwanted:
-            self._save()
+        self._save()
 
     def _note_failure(self, key: Key, error: DeviceError) -> None:
         if key not in self._failing:
@@ -202,7 +201,9 @@ class Controls:
 
     def _save(self) -> bool:
         state = {name: sorted(index for each, index in self._put if each is kind) for kind, name in _NAMES.items()}
-        return files.store(self._file, state, "controls.not_saved")
+        if state != self._saved:
+            self._saved = state if files.store(self._file, state, "controls.not_saved") else None
+        return state == self._saved
 
 
 def _left(state: Any) -> dict[Key, float | None]:
