@@ -208,9 +208,8 @@ class Gate:
         show_known(scope)
         access.note_caller(caller.identity, caller.service)
         key = await self.keys.find(caller.identity.key_id)
-        limits = NO_KEY_LIMITS if key is None else key.key_limits
-        if limits.requests_per_min is not None or limits.tokens_per_min is not None:
-            limits = limits.model_copy(update={"requests_per_min": None, "tokens_per_min": None})
+        known = NO_KEY_LIMITS if key is None else key.key_limits
+        limits = known.model_copy(update={"requests_per_min": None, "tokens_per_min": None})
         excess = None if key is None else key.excess
         found = ResolvedKey(identity=caller.identity, limits=TenantLimits(), key_limits=limits, excess=excess)
         self.rules.admit(found)
