@@ -183,6 +183,7 @@ async def play(simulation: Simulation) -> None:
     simulation.holds("who has no place among connections is not kept", lambda: _kept(crowd))
     give, take = _judged(simulation, AppQueue._give), _refused(simulation, AppQueue.take)
     simulation.instead(AppQueue, _give=give, take=take, _free_for=_spared(simulation, AppQueue._free_for))
+    simulation.instead(AssignerLink, message=_told(simulation, AssignerLink.message))
     requests = [
         simulation.start(_ask(simulation, processes[draw(len(processes))], n), may_be_cancelled=True)
         for n in range(2 + draw(8))
@@ -327,6 +328,18 @@ def _judged(simulation: Simulation, give: Any) -> Any:
             may = seat.is_ready and seat.held < seat.limit and seat.breaker.passes(now_s)
             simulation.check("an instance gets what it may have", may, f"{seat}")
         give(self, ticket, seat, is_told=is_told)
+
+    return judge
+
+
+def _told(simulation: Simulation, message: Any) -> Any:
+    """Have nobody told an instance who has one."""
+
+    def judge(self: AssignerLink, parts: Any) -> None:
+        ticket = self._tickets.get(parts[1]) if parts[0] == "given" else None
+        has_one = ticket.instance if ticket is not None else None
+        simulation.check("who has an instance is given no other", has_one is None, f"{parts}: {has_one}")
+        message(self, parts)
 
     return judge
 

@@ -35,7 +35,7 @@ from gpu_agent import files, meter, ranks, reporting, shim, spool
 from gpu_agent.agent import Agent
 from gpu_agent.controls import Controls
 from gpu_agent.devices import simulated
-from gpu_agent.devices.driver import DeviceError, NotSupportedError
+from gpu_agent.devices.driver import DeviceError, DriverMissingError, NotSupportedError
 from gpu_agent.devices.simulated import SimulatedDriver
 from gpu_agent.gangs import Gangs
 from gpu_agent.inbox import Inbox
@@ -85,6 +85,7 @@ STARTS_S = 3.0
 """A gang whose devices are free has them within this time."""
 LIMIT_W = 200.0
 CLOCK_MHZ = 1_200
+HEALTH_S = 2.0
 LATE_END_S = 2 * INTERVAL_S
 """A gang's energy may be counted for so long after its end: an interval, and what is late."""
 QUIET_S = 12.0
@@ -170,6 +171,7 @@ class _Shims:
     Attributes:
         all: By pid.
         started: How often each allocation's command was run.
+        killed_first: Whose shim was killed, so that its end may be known before its host starts again.
         clock: Of the host.
         drawn: What its devices drew.
         most_ahead_s: By how much it was ever ahead or behind.
@@ -179,6 +181,7 @@ class _Shims:
     all: dict[int, _Shim] = field(default_factory=dict[int, _Shim])
     started: dict[str, int] = field(default_factory=dict[str, int])
     killed: set[str] = field(default_factory=set[str])
+    killed_first: set[str] = field(default_factory=set[str])
     agent: Any = None
     mortal: Process | None = None
     exits: dict[str, tuple[int, EndedBy]] = field(default_factory=dict[str, tuple[int, EndedBy]])
@@ -319,9 +322,12 @@ class _Shims:
 
     def kill(self, pid: int) -> None:
         """Kill a shim; its rank runs on until somebody ends what it has left."""
-        self.all[pid].process.kill()
-        self.killed.add(self.all[pid].start.allocation_id)
-        self.all[pid].unlock()
+        each, name = self.all[pid], self.all[pid].start.allocation_id
+        each.process.kill()
+        self.killed.add(name)
+        if each.boot == self.boot and name in self.started:
+            self.killed_first.add(name)
+        each.unlock()
 
     def reboot(self) -> None:
         """Have the host start again: nothing that ran is left."""
@@ -362,6 +368,17 @@ class _Shims:
                 silent = [each.pid for each in running if each.poll() is None and not each.is_signalled]
                 is_dead = isinstance(sys.exception(), KilledError)
                 self.simulation.check("who is to end hears of it", is_dead or not silent, folder.path.name)
+
+        return judge
+
+    def given(self, take: Any) -> Any:
+        """Return how a gang gets its devices, which it does while there is time to start it."""
+
+        def judge(gangs: Gangs, gang: Any) -> None:
+            had, left_s = gang.holding, gangs.deadline - shim.clock()
+            take(gangs, gang)
+            may = left_s >= LEAST_LEASE_S or had or not gang.holding
+            self.simulation.check("who gets devices has time to start", may, f"{gang.allocation_id}: {left_s:.2f} s")
 
         return judge
 
@@ -473,6 +490,8 @@ class _Plane:
         self.give_up()
         self.heard_s = shim.clock()
         self.heartbeats += 1
+        is_told = len(heartbeat.devices) == GPUS or (self.devices is not None and self.devices.has_failed)
+        self._simulation.check("a node says what its devices do", is_told, str(heartbeat.devices))
         for rank in heartbeat.ranks:
             known = self.allocations.get(rank.allocation_id)
             is_known = known is not None or rank.allocation_id in self.refused - self.stale
@@ -538,7 +557,7 @@ class _Plane:
             is_told = (rank.detail or "").startswith("the host restarted") is was_restarted
             check(
                 "an end is told as it was",
-                is_told or not rank.started_at or shown is not None,
+                is_told or not rank.started_at or shown is not None or name in self.shims.killed_first,
                 f"{name}: {rank.detail}",
             )
         elif (limit := self.shims.memory.get(name)) is not None:
@@ -671,10 +690,12 @@ class _Health:
     def __init__(self, simulation: Simulation, agent: _Agent) -> None:
         self._simulation, self._agent = simulation, agent
         self._faults: list[Any] = []
+        self._looked_s = -math.inf
         self.temperatures_c: dict[int, float | None] = {}
 
     def look(self, _: float) -> bool:
         """Whether anything is new."""
+        self._looked_s = shim.clock()
         found = not self._simulation.is_calm and self._simulation.choices.below(4, often=0.3) == 1
         if found:
             self._faults = [SimpleNamespace(gpu=self._simulation.choices.below(GPUS))]
@@ -682,6 +703,9 @@ class _Health:
 
     def due_probes(self, _: float) -> list[Any]:
         """Return the faults that a probe may show to be gone."""
+        late_s = shim.clock() - self._looked_s
+        is_soon = late_s < 0.95 * HEALTH_S or self._simulation.is_calm  # its whole host stands still at the end
+        self._simulation.check("a GPU is tried as soon as it may be", is_soon, f"{late_s:.2f} s")
         return self._faults
 
     async def probe(self, fault: Any, _: float) -> None:
@@ -876,6 +900,7 @@ def _settings() -> dict[str, Any]:
         owner_tenants=["t"],
         energy_interval_s=INTERVAL_S,
         sample_interval_s=1.0,
+        health_interval_s=HEALTH_S,
     ).model_dump()
 
 
@@ -912,7 +937,7 @@ class _Devices:
                 if now_s - self._fails_since_s <= (FAILS_S if self.plane.poison is not None else 0.0):
                     raise DeviceError("it does not answer")
                 if is_control and self._often and self._simulation.choices.below(2, often=5 * self._often):
-                    self._refuses_until_s = now_s + FAILS_S
+                    self._refuses_until_s = now_s + FAILS_S * (3 if self.plane.poison is not None else 1)
                 if is_control and now_s < self._refuses_until_s:
                     raise DeviceError("it cannot be set")
                 if clock and self.refuses_clocks:
@@ -1163,8 +1188,10 @@ def a_host(simulation: Simulation, shims: _Shims, commands: _Outbox, devices: _D
         (outbox, "oldest", commands.oldest),
         (outbox, "delete", commands.delete),
         (files, "replace", may_fail(files.replace)),
+        (files, "store", _written(simulation, files.store)),
         (shim, "write_facts", may_fail(write_facts)),
         (Spool, "reject", shims.rejected(Spool.reject)),
+        (Gangs, "_take_devices", shims.given(Gangs._take_devices)),
         (RankFolder, "request_stop", shims.requested(RankFolder.request_stop)),
         (SimulatedDriver, "_advance", drawn.noted(SimulatedDriver._advance)),
         (meter.Meter, "_interval", drawn.judged(meter.Meter._interval)),
@@ -1193,6 +1220,21 @@ def a_host(simulation: Simulation, shims: _Shims, commands: _Outbox, devices: _D
     return folder
 
 
+def _written(simulation: Simulation, store: Any) -> Any:
+    """Have nothing written that is there already, unless something could not be written before."""
+    stored = dict[Any, Any]()
+
+    def judge(path: Path, content: Any, event: str, **how: Any) -> bool:
+        key = simulation.loop.process_now(), path
+        is_new = bool(how) or stored.get(key) != content  # others need not last, as a simulated driver's
+        simulation.check("what is written is new", is_new, f"{path.name}: {content}")
+        is_stored = store(path, content, event, **how)
+        stored[key] = content if is_stored else None
+        return is_stored
+
+    return judge
+
+
 def _at_once_instead(*, target: Any, args: Any, **_: Any) -> Any:
     """Return what does at once what a thread would do."""
     return SimpleNamespace(start=lambda: target(*args))
@@ -1200,7 +1242,24 @@ def _at_once_instead(*, target: Any, args: Any, **_: Any) -> Any:
 
 async def measuring(simulation: Simulation) -> None:
     """The same node, whose agent only measures: somebody else runs its jobs."""
+    _check_drivers(simulation)
     await play(simulation, _Measuring)
+
+
+def _check_drivers(simulation: Simulation) -> None:
+    """An agent has the GPUs of its host, and says so if there are none."""
+    settings = SimpleNamespace(driver="nvml", zeusd="", probe_controls=False, measure_only=True)
+    for gpus in (["gpu"], [], None):
+
+        def opened(*, gpus: Any = gpus, **_: Any) -> Any:
+            if gpus is None:
+                raise DriverMissingError("no library")
+            return SimpleNamespace(devices=lambda: gpus, why="", close=lambda: None)
+
+        simulation.instead(reporting, NvmlDriver=opened)
+        found = ReportingAgent._open_driver(cast(Any, SimpleNamespace(settings=settings)))
+        is_so = found.devices() == (gpus or []) and bool(found.why) is not bool(gpus)
+        simulation.check("an agent has the GPUs of its host", is_so, f"{gpus}: {found.why}")
 
 
 async def play(simulation: Simulation, kind: type[_Agent | _Measuring] = _Agent) -> None:
@@ -1451,11 +1510,14 @@ async def _of(process: Process, work: Coroutine[Any, Any, T]) -> T | None:
 
 async def _stop(process: Process, agent: _Agent | _Measuring) -> bool:
     """End the agent; return whether it could do all that it does at its end."""
+    has_ended = True
     try:
         await _of(process, agent.stop())
     except RuntimeError:  # no thread could be started
-        return False
-    return process.is_alive
+        has_ended = False
+    at_work = [name for name, each in agent._tasks.items() if not each.done()]
+    agent._simulation.check("who has ended does no more", not process.is_alive or not at_work, str(at_work))
+    return has_ended and process.is_alive
 
 
 async def _until_the_spool_is_written(simulation: Simulation) -> None:

@@ -51,7 +51,7 @@ class _Stream:
         self.said, self.replies = asyncio.Queue[Any](), asyncio.Queue[Any]()
         self.processing: asyncio.Task[None] | None = None
         self.times_told = 0
-        self.is_broken = False
+        self.is_told = self.has_head = self.is_broken = False
 
     def process(self, real: Picker) -> None:
         """Have the picker serve it."""
@@ -59,9 +59,11 @@ class _Stream:
 
     async def _process(self, real: Picker) -> None:
         try:
-            last = await real._process(None, _Context(self))
+            last = Reply.FromString(await real._process(None, _Context(self)))
+            is_own = last.WhichOneof("response") == "immediate_response" and self.is_told and not self.has_head
+            self._simulation.check("nobody answers for a server that was asked", not is_own, str(last))
             await self.late()
-            self.replies.put_nowait(Reply.FromString(last))
+            self.replies.put_nowait(last)
         except AbortError:
             pass
         finally:
@@ -74,6 +76,7 @@ class _Stream:
     async def write(self, said: Any) -> None:
         """Say something, as a gateway."""
         await self.late()
+        self.has_head |= said.WhichOneof("request") == "response_headers"
         self.said.put_nowait(said)
 
     async def read(self) -> Any:
@@ -92,9 +95,12 @@ class _Stream:
         self._simulation.check("a stream that its gateway has ended ends", self.processing.done())
 
     def cancel(self) -> None:
-        """End the stream, as a gateway does whose client has left."""
+        """End the stream, or its half of it, as a gateway does whose client has left."""
         assert self.processing is not None
-        self.processing.cancel()
+        if not self.processing.done() and self._simulation.choices.below(2):
+            self.said.put_nowait(OVER)
+        else:
+            self.processing.cancel()
 
     async def code(self) -> Any:
         """Return what the stream ended with."""
@@ -117,7 +123,9 @@ class _Context:
     async def write(self, reply: bytes) -> None:
         """Reply, as bytes would arrive."""
         await self._stream.late()
-        self._stream.replies.put_nowait(Reply.FromString(reply))
+        said = Reply.FromString(reply)
+        self._stream.is_told |= said.WhichOneof("response") == "request_headers"
+        self._stream.replies.put_nowait(said)
 
     async def abort(self, _: grpc.StatusCode, why: str) -> None:
         """End the stream with an error."""

@@ -58,7 +58,7 @@ class _World:
         order: What is to become of it.
         is_scaled: Whether another scales it, as was last read.
         changes: Of what there is, and of what is registered.
-        scaled: How often the workload was scaled or read.
+        carried_out: How often what is to become of the workload was carried out.
     """
 
     simulation: Simulation
@@ -75,7 +75,7 @@ class _World:
     scalers: list[Any] = field(default_factory=list[Any])
     is_scaled: bool = False
     changes: int = 0
-    scaled: int = 0
+    carried_out: int = 0
 
     def there(self) -> dict[str, bool]:
         """Return all pods by the names of their endpoints, and whether each is ready."""
@@ -114,7 +114,6 @@ class _World:
         """As ``Cluster.workload``."""
 
         def read() -> tuple[Any, list[Any]]:
-            self.scaled += 1
             return copy.deepcopy(self.workload), [_pod(name, True, notes) for name, notes in self.marks.items()]
 
         return await self.simulation.boundary(read, EngineSilentError("It does not answer."), RefusedError("No."))
@@ -331,7 +330,14 @@ def _judge_the_log(simulation: Simulation, world: _World) -> None:
 
     simulation.says("server.not_registered", unasked)
     simulation.says_once("server.not_registered", lambda said: (said["why"], world.changes), "endpoint")
-    simulation.says_once("workload.not_scaled", lambda said: (said["why"], world.scaled), "workload")
+    carry_out = Registrar._carry_out
+
+    async def counted(*asked: Any) -> None:
+        await carry_out(*asked)
+        world.carried_out += 1
+
+    simulation.instead(Registrar, _carry_out=counted)
+    simulation.says_once("workload.not_scaled", lambda said: (said["why"], world.carried_out), "workload")
 
 
 def _touched(world: _World) -> str | None:

@@ -31,19 +31,22 @@ from services.core.policies.freesh.server_choice import (
     Given,
     ServerCosts,
 )
+from services.kit.credentials import caller_key
 from services.kit.edge.limits import RateLimiter
 from services.kit.networks import read_networks
 from services.kit.problems import ProblemError
+from services.kit.tokens import Outgoing
 from services.router import expectations, upstream
 from services.router.answers import AnswerPasser, Outcomes
 from services.router.app import Router
 from services.router.breaker import FAILURES
 from services.router.dispatch import Dispatcher
-from services.router.door import Door
+from services.router.door import BATCH, BATCH_MODEL, Door
 from services.router.expectations import Expectations
 from services.router.fleet import Fleet, Server
 from services.router.gate import Gate, KeyRules
 from services.router.lanes import (
+    WANTED_WITHIN_S,
     Lane,
     LaneRules,
     Lanes,
@@ -117,7 +120,7 @@ KEPT = frozenset(
         "PrefixCache": ("_blocks",),
         "Origin": ("_addresses",),
         "RequestWriter": ("_heads",),
-        "Incoming": ("_callers",),
+        "Incoming": ("_callers", "_known"),
         "RateLimiter": ("_buckets",),
         "Expectations": ("_counters",),
         "AnswerLengths": ("_contexts",),
@@ -139,11 +142,13 @@ class _Requests:
         has_changed: Whether a server was taken out or put back.
         has_fallback: Whether another model is asked, which may have no server.
         flex: How many requests in eight get only what others leave free.
+        lines: Whether some are lines of batches, which only get that, too.
         limits: Of each key.
         let_in: How many requests each key was let in with.
         used: How many tokens each key has used.
         expected, settled: Of who is there, and of who was, as the limits of keys have it.
         excess: Why a key has used up a budget.
+        has_keys: Whether keys on whose behalf lines are sent are known still.
         spare: Who holds a place that others left.
         holders: Who holds any place.
         failed: The servers that failed a request in a lane.
@@ -180,10 +185,11 @@ class _Requests:
         self.outcomes: dict[int, list[int]] = {}
         self.has_changed = False
         self.has_fallback = False
-        self.flex = 0
+        self.flex, self.lines = 0, False
         self.limits = NO_KEY_LIMITS
         self.let_in, self.used = Counter[str](), Counter[str]()
         self.expected, self.settled, self.excess = Counter[str](), Counter[str](), dict[str, str]()
+        self.has_keys = True
         self.spare: set[Ticket] = set()
         self.holders: set[Ticket] = set()
         self.failed: dict[Ticket, set[str]] = {}
@@ -355,9 +361,12 @@ def _malformed(outcome: int) -> bytes:
 class _Client:
     """One request of a client, as an ASGI server passes it on."""
 
-    def __init__(self, simulation: Simulation, number: int, flex: int) -> None:
-        draw = simulation.choices.below
+    def __init__(self, simulation: Simulation, number: int, requests: _Requests) -> None:
+        draw, flex = simulation.choices.below, requests.flex
         self.number = number
+        self.is_line = requests.lines and draw(4) == 1
+        self._place = (b"", b"here,there")[draw(2)] if self.is_line else b""
+        self.is_stranger = self.is_line and draw(4) == 1
         self.tenant = TENANTS[draw(2, often=0.3)]
         self.is_stream = draw(2) == 1
         self._wants_vectors = not self.is_stream and draw(4) == 1
@@ -393,7 +402,9 @@ class _Client:
     @property
     def scope(self) -> dict[str, Any]:
         """The request's head."""
-        headers = [(b"authorization", self.tenant.encode()), (b"content-type", b"application/json")]
+        who = _of_serving(None if self.is_stranger else self.tenant) if self.is_line else self.tenant
+        headers = [(b"authorization", who.encode()), (b"content-type", b"application/json")]
+        headers += [(BATCH, self._place), (BATCH_MODEL, MODEL.encode())] if self.is_line else []
         headers += [(b"content-length", b"%d" % len(self._body))] if self._announces else []
         path = "/v1/embeddings" if self._wants_vectors else "/v1/chat/completions"
         return {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": headers}
@@ -447,11 +458,13 @@ class _Client:
 
     def wrong(self, *, is_carried: bool = False) -> str | None:
         """Return what is wrong with the answer, None for nothing."""
+        if self.is_stranger:
+            return None if self.status == 401 else f"{self.status} to who is not serving"
         if self.is_too_large:
             return None if self.status in (413, 429, 503) else f"{self.status} to {len(self._body)} bytes"
         if b"The router failed" in self.content or b"None" in self.content:
             return self.content.decode()
-        if self.is_flex and b"x-wattshift-model" in self.headers:
+        if (self.is_flex or self.is_line) and b"x-wattshift-model" in self.headers:
             return "another model answers who gets only what is left"
         if self.status == 401 or (self.status == 400 and (self.wants_usage or (is_carried and self.is_stream))):
             return None
@@ -498,6 +511,14 @@ class _Keys:
         """Return the caller, some time later."""
         await asyncio.sleep(0)
         tenant = (authorization or b"").decode().removeprefix("Bearer ")
+        return self._of(tenant)
+
+    async def find(self, tenant: str) -> ResolvedKey | None:
+        """Return a key, which may be gone."""
+        await asyncio.sleep(0)
+        return self._of(tenant) if self._requests.has_keys else None
+
+    def _of(self, tenant: str) -> ResolvedKey:
         return _key(tenant).model_copy(
             update={"key_limits": self._requests.limits, "excess": self._requests.excess.get(tenant)}
         )
@@ -507,6 +528,19 @@ class _Keys:
 def _key(tenant: str) -> ResolvedKey:
     identity = Identity(tenant_id=tenant, role=Role.USER, key_id=tenant)
     return ResolvedKey(identity=identity, limits=TenantLimits())
+
+
+@cache
+def _of_serving(tenant: str | None) -> str:
+    """Return how serving shows who it is, and for whom it asks; None: for nobody."""
+    credential = _settings().credential
+    key = caller_key(credential.secrets[0], "serving")
+    return Outgoing("serving", credential.name, key).authorization(_key(tenant).identity if tenant else None)
+
+
+@cache
+def _settings() -> RouterSettings:
+    return RouterSettings.model_construct(service_token="s" * 40)
 
 
 class _UpstreamKeys:
@@ -555,7 +589,8 @@ def _put_together(router: Router, clock_s: Callable[[], float], requests: _Reque
     stubs: dict[str, Any] = dict.fromkeys(("end", "first", "gap", "whole", "served"), lambda *_: None)
 
     def served(_: Server, key: ResolvedKey, *what: Any) -> None:
-        requests.used[key.identity.tenant_id] += what[3].input + what[3].output
+        if key.key_limits == requests.limits:  # those of lines lack some
+            requests.used[key.identity.tenant_id] += what[3].input + what[3].output
 
     nothing = cast(Any, SimpleNamespace(**stubs | {"gap": _gap, "served": served}))
 
@@ -630,6 +665,12 @@ class _Servers:
         self._requests.has_changed = True
         each["state"] = "draining" if each["state"] == "ready" else "ready"
 
+    def take_out(self) -> None:
+        """Take all servers out."""
+        self._requests.has_changed = True
+        for each in self._known.values():
+            each["state"] = "draining"
+
     def table(self) -> RoutingTable:
         """Return the routing table as it is now."""
         pool = a_routed_pool(
@@ -662,7 +703,7 @@ async def play(simulation: Simulation) -> None:
 async def limits(simulation: Simulation) -> None:
     """As before, but keys have limits, and some requests get what others leave free."""
     draw, requests = simulation.choices.below, _Requests()
-    requests.flex = draw(8)
+    requests.flex, requests.lines, requests.has_keys = draw(8), True, draw(4) != 1
     per_min = {"requests_per_min": (None, 2, 5)[draw(3)], "tokens_per_min": (None, 40, 400)[draw(3)]}
     requests.limits = KeyLimits.model_validate(per_min)
     await _play(simulation, requests)
@@ -671,7 +712,7 @@ async def limits(simulation: Simulation) -> None:
 async def budgets(simulation: Simulation) -> None:
     """As before, but keys have monthly budgets of tokens, and some have used up another budget."""
     draw, requests = simulation.choices.below, _Requests()
-    requests.limits = KeyLimits(month_tokens=(20, 60, 300)[draw(3)])
+    requests.limits, requests.lines = KeyLimits(month_tokens=(20, 60, 300)[draw(3)]), True
     requests.excess = {tenant: "All is used up." for tenant in TENANTS if draw(4) == 1}
     simulation.instead(
         KeyRules,
@@ -727,7 +768,7 @@ async def _play(simulation: Simulation, requests: _Requests, handle: Handle = _a
     servers = _Servers(simulation, requests)
     router = _router(simulation, requests)
     router._adopt(servers.table())
-    clients = [_Client(simulation, number, requests.flex) for number in range(2 + draw(7))]
+    clients = [_Client(simulation, number, requests) for number in range(2 + draw(7))]
     simulation.holds("no server has more than it may", lambda: _too_many(router))
     simulation.holds("every place has a living owner", lambda: _without_owner(router, requests))
     simulation.rests("nobody waits beside who only gets what is left", lambda: _goes_before(router))
@@ -747,6 +788,8 @@ async def _play(simulation: Simulation, requests: _Requests, handle: Handle = _a
         leave=_left(requests, Lane.leave),
         _preempt=_preempting(simulation, Lane._preempt),
     )
+    if requests.lines:
+        simulation.instead(Lane, _take_spare_back=_waiting(simulation, router, servers, Lane._take_spare_back))
     simulation.instead(
         Dispatcher,
         serve=_served(requests, Dispatcher.serve),
@@ -904,7 +947,7 @@ def _untrue(simulation: Simulation, router: Router, requests: _Requests, client:
         return f"{client.number}: {client.status} for {code}"
     if code in STATUS_OF and client.status in (429, 503) and b"retry-after" not in client.headers:
         return f"{client.number}: {code}, and not when to come again"
-    if client.status == 401:
+    if client.status == 401 and not client.is_stranger:
         is_true = not requests.with_key.issuperset(requests.refused.get(client.number, requests.with_key))
     if client.status == 500:
         is_true = BROKEN in outcomes
@@ -1057,8 +1100,11 @@ def _judged(simulation: Simulation, take: Any) -> Any:
         except NoServerError:
             there = (*self.servers, *self.others)
             still = [each.id for each in there if each.id in passes and each.breaker.passes(now_s)]
-            waited = simulation.loop.time() > now_s
-            simulation.check("who is told that there is no server has none", waited or not still, str(still))
+            waited_s = simulation.loop.time() - now_s
+            simulation.check("who is told that there is no server has none", waited_s > 0 or not still, str(still))
+            is_early = ticket.waits_since_s is not None and not there and waited_s < first_s - 1e-3
+            may_wait = is_early and self.starting is not None and (self.starting > 0 or waited_s < WANTED_WITHIN_S)
+            simulation.check("who may wait for a first server does", not may_wait, f"after {waited_s} s of {first_s} s")
             raise
         except QueueFullError:
             waits = bool(passes) or (self.starting is not None and first_s > 0)
@@ -1274,11 +1320,32 @@ def _preempting(simulation: Simulation, preempt: Any) -> Any:
     return judge
 
 
+def _waiting(simulation: Simulation, router: Router, servers: _Servers, take_back: Any) -> Any:
+    """Have all servers taken out, at times, in the moment in which somebody who waits is given one, or leaves."""
+    watched = set[Any]()
+
+    def at_once(_: Any) -> None:
+        if simulation.choices.below(2, often=0.02):
+            servers.take_out()
+            router._adopt(servers.table())
+
+    def watch(self: Lane) -> None:
+        for ticket in self._tickets.values():
+            if ticket.given is not None and ticket.given not in watched:
+                watched.add(ticket.given)
+                ticket.given.add_done_callback(at_once)
+        take_back(self)
+
+    return watch
+
+
 def _spare(lane: Lane, excluded: Set[str]) -> list[Ticket]:
     """Return those who only have what others left, where a request may go."""
-    servers = (*lane.servers, *lane.others)
-    may_be_asked = [each for each in servers if each.breaker.opened_s is None and each.id not in excluded]
-    return [ticket for server in may_be_asked for ticket in server.spare]
+    groups = [
+        [each for each in group if each.breaker.opened_s is None and each.id not in excluded]
+        for group in (lane.servers, lane.others)
+    ]
+    return [ticket for server in groups[0] or groups[1] for ticket in server.spare]
 
 
 def _leaving(lane: Lane, excluded: Set[str]) -> int:
@@ -1373,7 +1440,8 @@ def _used_again(simulation: Simulation, requests: _Requests, connect: Any) -> An
 def _served(requests: _Requests, serve: Any) -> Any:
     async def count(*arguments: Any) -> Any:
         requests.served += 1
-        requests.let_in[arguments[1].key.identity.tenant_id] += 1
+        key = arguments[1].key
+        requests.let_in[key.identity.tenant_id] += key.key_limits == requests.limits
         return await serve(*arguments)
 
     return count
