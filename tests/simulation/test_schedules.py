@@ -154,7 +154,7 @@ def test_a_fault_that_no_campaign_of_chaos_found_is_found(at: int) -> None:
 
 
 PICKER, METER, ANSWERS = "services/router/picking/picker.py", "gpu_agent/meter.py", "services/router/answers.py"
-REGISTRAR = "services/engines/kueue/servers.py"
+REGISTRAR, REPORTING = "services/engines/kueue/servers.py", "gpu_agent/reporting.py"
 CHOOSES = "a request goes where its lane's rules say", "services/router/lanes.py"
 RULE = "choose_server(free, ticket.work, left_s, now_s, ticket.network_s, self._point_gco2_per_kwh)"
 BY_HAND = (
@@ -283,6 +283,20 @@ BY_HAND = (
         "total_seconds() > 1e9",
     ),
     ("the log says what is so, and once", "services/kit/command_stream.py", "if not self.problem:", "if True:"),
+    ("who has an instance is given no other", "services/router/apps/queue.py", "if is_told:", "if True:"),
+    (
+        "nobody answers for a server that was asked",
+        PICKER,
+        "if connection is not None and not connection.status:",
+        "if False:",
+    ),
+    ("a node says what its devices do", REPORTING, "devices=self._readings(),", "devices=self._readings()[:1],"),
+    (
+        "a GPU is tried as soon as it may be",
+        REPORTING,
+        "await self._probe_due()",
+        "await asyncio.sleep(self.settings.health_interval_s), await self._probe_due()",
+    ),
     ("who is cancelled goes no further", "services/kit/tasks.py", "    if is_cancelled:", "    if False:"),
     (
         "a lease is of a gang that has its devices",
