@@ -150,7 +150,10 @@ class TrainingOptions(Message):
     @field_validator("policy")
     @classmethod
     def _split(cls, value: str | list[str]) -> list[str]:
-        return [name.strip() for name in value.split(",")] if isinstance(value, str) else value
+        names = [name.strip() for name in (value.split(",") if isinstance(value, str) else value)]
+        if not any(names):
+            raise ValueError("must name a policy")
+        return [name for name in names if name]
 
     @property
     def policies(self) -> list[str]:

@@ -11,7 +11,7 @@ import json
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -33,7 +33,7 @@ from services.simulator.engine.options import Foreseeing
 from services.simulator.engine.orders import SimulatedOrder
 from services.simulator.live import LiveRun, is_rigid, live_document, parameters_of, read_live
 from services.simulator.raw import TraceFormatError
-from services.simulator.readers.carbon import FORECASTS, read_carbon, with_prices
+from services.simulator.readers.carbon import FORECASTS, LONGEST_GAP_S, read_carbon, with_prices
 from services.simulator.readers.jobs import read_jobs
 from services.simulator.readers.text import PARQUET_MAGIC
 from services.simulator.savings import lever_savings
@@ -223,6 +223,8 @@ def prepare(options: TrainingOptions, inputs: Inputs) -> TrainingRun:
         predictor = _predictor(options)
         if predictor is not None and workload.recurrence is None:
             raise OptionError("predictor", f"recipes 'a-srpt' say which jobs recur, this one does not: {workload.name}")
+    with of_option("start"):
+        _check_covered(workload, (trace, *elsewhere))
     workload = predicted(options.predictor, workload)
     return TrainingRun(options, parameters, workload, cluster, trace, engine, predictor, elsewhere=elsewhere)
 
@@ -310,6 +312,18 @@ def _grid(options: TrainingOptions, inputs: Inputs, zone: str | None = None) -> 
         return trace
     with of_option("prices"):
         return with_prices(trace, inputs.prices)
+
+
+def _check_covered(workload: Workload, grids: Iterable[CarbonTrace]) -> None:
+    """Refuse jobs that begin where nothing is known of a grid: its first value would hold for all of them."""
+    first_s = float(workload.submitted_s[0])
+    for grid in grids:
+        if not grid.curve.start_s - LONGEST_GAP_S <= first_s < grid.curve.end_s:
+            jobs, first, last = (np.datetime64(int(at), "s") for at in (first_s, grid.curve.start_s, grid.curve.end_s))
+            raise DomainError(
+                f"the first job is submitted at {jobs}, and {grid.zone} is known only from {first} to {last}; "
+                "say by start where in that the jobs begin"
+            )
 
 
 def _parameters(options: TrainingOptions) -> dict[str, dict[str, Any]]:

@@ -54,7 +54,7 @@ def test_a_policy_installed_by_pip_is_simulated_as_ours_are(tmp_path: Path) -> N
 
     command = [sys.executable, "-m", "services.cli.main", "simulate", "training", "--policy", "youngest-first"]
     done = subprocess.run(
-        [*command, "--jobs", "green-day", "--carbon", "GB", "--days", "0.05"],
+        [*command, "--jobs", "green-day", "--carbon", "GB", "--start", "2023-08-01", "--days", "0.05"],
         env={"PYTHONPATH": f"{ROOT}:{site}"},
         capture_output=True,
         text=True,

@@ -72,7 +72,7 @@ def cut(grid: RawSeries, start_s: float | None, days: float | None) -> CarbonTra
     data_end_s = float(times[-1]) + last_step_s
     begin_s = float(times[0]) if start_s is None else start_s
     end_s = data_end_s if days is None else begin_s + days * DAY_S
-    if begin_s < times[0] or end_s > data_end_s:
+    if not times[0] <= begin_s < data_end_s or end_s > data_end_s:
         first, last = (np.datetime64(int(moment), "s") for moment in (times[0], data_end_s))
         raise TraceFormatError(f"{grid.zone} is known only from {first} to {last}; choose start and days within that")
     inside = np.flatnonzero((times >= begin_s - DAY_S) & (times < end_s))
