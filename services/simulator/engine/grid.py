@@ -61,15 +61,14 @@ class Grid:
 
     def _extend(self, beyond_s: float) -> None:
         """Repeat the last day until the curve extends past ``beyond_s``."""
-        curve, first_s = self._curve, float(self._day_times[0])
-        times, values, end_s = curve.times_s, curve.intensity_gco2_per_kwh, self._end_s
+        curve, first_s, size = self._curve, float(self._day_times[0]), len(self._day_times)
         length_s = self.trace.curve.end_s - first_s
-        while beyond_s >= end_s:
-            for _ in range(max(1, len(times) // (4 * len(self._day_times)))):
-                times = np.append(times, self._day_times + (end_s - first_s))
-                values = np.append(values, self._day_values)
-                end_s += length_s
-        self._curve, self._end_s = CarbonCurve(times, values, end_s), end_s
+        laps = max(len(curve.times_s) // (4 * size), int((beyond_s - self._end_s) / length_s) + 2)
+        offsets_s = self._end_s - first_s + length_s * np.arange(laps).repeat(size)
+        times = np.append(curve.times_s, np.tile(self._day_times, laps) + offsets_s)
+        values = np.append(curve.intensity_gco2_per_kwh, np.tile(self._day_values, laps))
+        self._end_s += laps * length_s
+        self._curve = CarbonCurve(times, values, self._end_s)
 
     def _issue(self, now_s: float) -> int:
         """Return the number of the forecast in force; before the first one, its number less one."""
