@@ -218,6 +218,7 @@ def prepare(options: TrainingOptions, inputs: Inputs) -> TrainingRun:
             start=options.start,
             days=options.days,
             seed=options.seed,
+            undated_s=trace.curve.start_s,
         )
     with of_option("predictor"):
         predictor = _predictor(options)
@@ -305,8 +306,6 @@ def _grid(options: TrainingOptions, inputs: Inputs, zone: str | None = None) -> 
     try:  # the days after the last submission matter too: jobs still run then
         trace = read_carbon(carbon, start=options.start, **given)
     except TraceFormatError:
-        trace = None
-    if trace is None or (options.days is not None and options.start is None):
         trace = read_carbon(carbon, start=options.start, days=options.days, **given)
     if inputs.prices is None:
         return trace

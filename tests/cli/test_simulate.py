@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,6 +39,15 @@ def test_one_policy_is_one_object_and_several_are_a_list(capsys: pytest.CaptureF
     assert one["parameters"] == {"mu": 1.5}
     assert [each["policy"] for each in two] == ["fifo", "las"]
     assert [each["parameters"] for each in two] == [{}, {"promote_knob": 2}]
+
+
+def test_a_trace_without_dates_begins_with_the_grid(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*DAY[:6], "--days", "0.2", "--policy", "fifo", "--json"]
+    figures: list[dict[str, Any]] = []
+    for start in ([], ["--start", "2022-12-31"]):
+        app([*words, *start], standalone_mode=False)
+        figures.append({**json.loads(capsys.readouterr().out), "wall_s": 0.0, "notes": []})
+    assert figures[0] == figures[1]
 
 
 def test_people_get_a_table(capsys: pytest.CaptureFixture[str]) -> None:

@@ -58,6 +58,7 @@ def read_jobs(
     start: str | float | None = None,
     days: float | None = None,
     seed: int = 0,
+    undated_s: float = 0.0,
 ) -> Workload:
     """Return the workload of a trace.
 
@@ -67,9 +68,10 @@ def read_jobs(
         recipe: The name of a recipe, which says how jobs behave; by default the bundle's own or that of the format.
         start: Where the simulated time begins, ISO 8601 (UTC) or UTC seconds. A trace whose own dates overlap
             the ``days`` from it keeps them; any other is shifted so that the midnight before its first job falls on
-            ``start`` (dated traces keep the time of day). By default, dated traces stay and others begin at 0.
+            ``start`` (dated traces keep the time of day). By default, dated traces stay.
         days: Only jobs submitted within this many days of the start.
         seed: Seed of everything the recipe draws.
+        undated_s: Where a trace without dates begins by default, UTC seconds.
 
     Raises:
         TraceFormatError: The file cannot be read, or no job is left.
@@ -84,12 +86,13 @@ def read_jobs(
     recipes = {each.name: each for each in catalogue().recipes}
     if name not in recipes:
         raise TraceFormatError(unknown("recipe", name, ", ".join(recipes)))
-    placed = place(raw, start if start is None or isinstance(start, float | int) else utc_s(start, "start"), days)
+    start_s = utc_s(start, "start") if isinstance(start, str) else start
+    placed = place(raw, start_s, days, undated_s)
     made = recipes[name].make(placed, seed)
     return replace(made, name=str(Path(source).name), notes=(*placed.report.sentences(), *made.notes))
 
 
-def place(raw: RawJobs, start_s: float | None, days: float | None) -> RawJobs:
+def place(raw: RawJobs, start_s: float | None, days: float | None, undated_s: float = 0.0) -> RawJobs:
     """Return the jobs shifted into simulated time, without those outside it (see ``read_jobs``)."""
     if days is not None and not (math.isfinite(days) and days > 0):
         raise DomainError("days must be a number above 0")
@@ -97,7 +100,8 @@ def place(raw: RawJobs, start_s: float | None, days: float | None) -> RawJobs:
     length_s = math.inf if days is None else days * DAY_S
     first_s = float(times[0])
     if start_s is None:
-        begin_s = first_s if raw.absolute else 0.0
+        times = times if raw.absolute else times + undated_s
+        begin_s = first_s if raw.absolute else undated_s
     else:
         own = raw.absolute and first_s < start_s + length_s and float(times[-1]) >= start_s
         begin_s = start_s
