@@ -49,6 +49,7 @@ def test_policies_are_compared_in_place_with_their_front(open_page: OpenPage, si
     page.get_by_label("Jobs", exact=True).select_option("green-day")
     page.get_by_label("Days").fill("0.1")
     checked = page.locator("#compared input:checked")
+    expect(checked.first).to_be_visible()  # some are, once the list is there
     while checked.count():
         checked.first.uncheck()
     page.get_by_label("fifo", exact=True).check()
