@@ -937,7 +937,7 @@ class _Devices:
                 if now_s - self._fails_since_s <= (FAILS_S if self.plane.poison is not None else 0.0):
                     raise DeviceError("it does not answer")
                 if is_control and self._often and self._simulation.choices.below(2, often=5 * self._often):
-                    self._refuses_until_s = now_s + FAILS_S * (3 if self.plane.poison is not None else 1)
+                    self._refuses_until_s = now_s + FAILS_S
                 if is_control and now_s < self._refuses_until_s:
                     raise DeviceError("it cannot be set")
                 if clock and self.refuses_clocks:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-import hashlib
 import itertools
 import json
 import os
@@ -53,23 +52,14 @@ def test_a_schedule_that_failed_once_does_not_any_more(each: dict[str, str]) -> 
     assert breach is None
 
 
-def outcomes(*, replayed: bool = False) -> dict[str, str]:
-    """Return what some schedules of each scenario come to, to the last choice and step.
+def outcomes() -> dict[str, list[Any]]:
+    """Return what some schedules of each scenario come to, to the last choice and step."""
+    played = {name: [play_once(play, seed)[0] for seed in range(2)] for name, play in SCENARIOS.items()}
+    return {name: [_end(each) for each in simulations] for name, simulations in played.items()}
 
-    With ``replayed``, they come to the same when they are played again by their choices.
-    """
-    found: dict[str, str] = {}
-    for name, play in SCENARIOS.items():
-        digest = hashlib.sha256()
-        for seed in range(2):
-            played, _ = play_once(play, seed)
-            end = played.loop.steps, played.loop.time(), played.choices.made
-            if replayed:
-                again, _ = play_once(play, played.choices.made)
-                assert (again.loop.steps, again.loop.time(), again.choices.made) == end, f"{name}, seed {seed}"
-            digest.update(repr(end).encode())
-        found[name] = digest.hexdigest()
-    return found
+
+def _end(simulation: Simulation) -> list[Any]:
+    return [simulation.loop.steps, simulation.loop.time(), simulation.choices.made]
 
 
 def test_a_schedule_repeats_to_the_last_step_in_any_process() -> None:
@@ -84,7 +74,9 @@ def test_a_schedule_repeats_to_the_last_step_in_any_process() -> None:
         stdout=subprocess.PIPE,
         check=True,
     ).stdout
-    assert json.loads(elsewhere) == outcomes(replayed=True)
+    for name, ends in json.loads(elsewhere).items():
+        for seed, end in enumerate(ends):
+            assert _end(play_once(SCENARIOS[name], end[2])[0]) == end, f"{name}, seed {seed}"
 
 
 def withdraw_without_giving_back(self: Lane, ticket: Ticket) -> None:
@@ -94,7 +86,7 @@ def withdraw_without_giving_back(self: Lane, ticket: Ticket) -> None:
 
 def test_a_planted_fault_is_found_and_its_token_repeats_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Lane, "_withdraw", withdraw_without_giving_back)
-    monkeypatch.setattr(shortening, "MOST_CPU_S", 3.0)
+    monkeypatch.setattr(shortening, "MOST_CPU_S", 1.5)
     found = search("router", SCENARIOS["router"], range(2_000))
     assert found is not None
     name, _, packed = found.token.partition(":")
@@ -331,10 +323,14 @@ BY_HAND = (
 )
 """What must hold, and a fault that was thought of with it: a file, what stands there, what takes its place."""
 FIRST = {
-    "a counter that is right is believed": 53,
+    "a counter that is right is believed": 1_080,
     "no server with room stands beside a request that may use it": 328,
+    "what was not measured is said to be modelled": 24,
+    "every pod has an owner": 8,
+    "nothing fails unseen": 6,
+    "who is cancelled goes no further": 5,
 }
-"""The seed with which a search begins that would else take many seconds."""
+"""The seed with which a search begins that would else take longer."""
 
 
 @pytest.mark.parametrize("planted", BY_HAND, ids=lambda planted: planted[0])
