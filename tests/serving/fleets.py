@@ -79,6 +79,7 @@ class FleetWorld:
     asked: list[str] = field(default_factory=list[str])
     refusing: set[int] = field(default_factory=set[int])
     crashing: set[str] = field(default_factory=set[str])
+    failing: set[str] = field(default_factory=set[str])
     fails: str | None = None
 
     def __post_init__(self) -> None:
@@ -292,12 +293,16 @@ class FleetWorld:
 
     async def _scheduler(self) -> None:
         rows = await self.database.fetch(
-            "SELECT i.id, i.mode, i.job_id, a.id AS allocation FROM pool_instances i "
+            "SELECT i.id, i.pool, i.mode, i.job_id, a.id AS allocation FROM pool_instances i "
             "LEFT JOIN allocations a ON a.job_id = i.job_id WHERE i.state = 'starting' ORDER BY i.id"
         )
         for row in rows:
             if row["allocation"] is None:
                 await self._place(row["job_id"], row["mode"].rpartition(".")[2])
+            elif row["pool"].removeprefix("app:") in self.failing:
+                await self.end(row["id"])
+                failed = "UPDATE pool_instances SET reason = 'failed', ended_at = now() WHERE id = $1"
+                await self.database.execute(failed, row["id"])
             elif row["mode"] not in self.crashing:
                 await self.database.execute("UPDATE pool_instances SET state = 'ready' WHERE id = $1", row["id"])
 

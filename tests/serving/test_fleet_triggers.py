@@ -40,6 +40,7 @@ def served(**changes: object) -> Present:
         (replace(NOW, basis=Basis({"": 2, "photos": 2}, BASIS.gpus[:1])), "gpus"),
         (replace(NOW, now_s=1_059.0, gco2_per_kwh=400.0), None),
         (replace(NOW, retry_s=2_001.0, gco2_per_kwh=400.0), None),
+        (replace(NOW, retry_s=2_001.0, basis=replace(BASIS, revisions={"": 1, "a": 9})), FleetPlanTrigger.PARAMETER),
         (replace(NOW, basis=replace(BASIS, ordered=True)), "grid_order"),
         (replace(NOW, basis=replace(BASIS, ordered=True), now_s=1_001.0), "grid_order"),
         (replace(NOW, basis=replace(BASIS, ordered=True), retry_s=2_001.0), None),

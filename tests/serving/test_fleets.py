@@ -237,6 +237,38 @@ async def test_an_instance_that_does_not_come_up_is_left_out_of_the_next_plan(wo
     assert left & crashing <= {"big.7g"}
 
 
+async def test_a_member_that_does_not_start_holds_no_other(world: FleetWorld) -> None:
+    await world.node("n1", 1)
+    await world.fleets.put("edge", a_fleet(gpus=3), OPERATOR)
+    world.failing = {"maps"}
+    big = an_app().variants[1]
+    whole = big.model_copy(update={"profiles": big.profiles[-1:]})
+    await world.apps.put("maps", an_app(variants=[whole.model_dump(mode="json")]), ACME)
+    await world.apps.put("photos", an_app(), ACME)
+    await world.settle()
+    assert {name.partition(" ")[0] for name in await world.running()} == {"photos"}
+    for change in ("parameter", "intensity"):
+        await world.later(10)
+        if change == "parameter":
+            await world.apps.put("photos", an_app(requests_per_s=13), ACME)
+        else:
+            world.grid.gco2_per_kwh["GB"] = 300
+        await world.turn()
+        await world.settle()
+        assert (await world.plans())[-1] == (change, "applied")
+
+
+async def test_a_plan_whose_new_instances_do_not_start_holds_nobodys_change(world: FleetWorld) -> None:
+    await cut_by_plan(world)
+    world.failing = {"photos"}
+    assert "does not start on GPU" in (await world.settle("failed"))["detail"]
+    world.failing = set()
+    await world.apps.put("photos", an_app(requests_per_s=13), ACME)
+    await world.turn()
+    await world.settle()
+    assert (await world.plans())[-1] == ("parameter", "applied"), "long before the failed plan is tried again"
+
+
 async def test_gpus_that_are_lost_and_come_back_are_planned_for(world: FleetWorld) -> None:
     await world.node("n1", 1)
     await world.fleets.put("edge", a_fleet(gpus=5), OPERATOR)

@@ -67,6 +67,7 @@ class Carrier:
             self.limits(fleet),
             {name: kind for kind in best_kinds(fleet) for name in kind[:1]},
             late=sla.late,
+            failing=fleet.failing,
             is_outdated=is_stale,
         )
         await write_targets(fleet, step)

@@ -23,6 +23,7 @@ REPORT_S = 5  #: Length of the windows in which routers report requests, seconds
 WINDOWS = round(WINDOW_S) // REPORT_S
 LEAST_ARRIVALS = 20
 LEAST_WINDOWS = 4  #: With fewer, or in fewer windows of 5 s, the application's own estimate counts
+STARTS_TRIED = 3  #: After so many starts that failed, no plan waits for another
 LONGEST_RETRY_S = 3_600.0  #: Longest wait after a failure; what failed longer ago is tried again
 
 
@@ -40,6 +41,7 @@ class FleetState:
     plan: PlanRecord | None
     now: datetime
     ordered: bool  #: Whether an order of the grid is in force in its zone
+    failing: frozenset[Kind]  #: What has failed to start again and again
 
     @property
     def rows(self) -> FleetRows:
@@ -70,13 +72,14 @@ async def read_fleet(queries: Queries, record: FleetRecord) -> FleetState:
     settled = await queries.apps.seen(names, since)
     served = {app.name: _service(app, settled[app.name]) for app in live}
     ordered = await queries.fleets.is_ordered(record.spec.zone)
-    planned: list[PlannedApp] = []
+    planned, failing = list[PlannedApp](), set[Kind]()
     for app in live:
-        failing = [
-            at
+        failed = {
+            variant_and_slice(at[1]): each.count
             for at, each in failures(await queries.instances.lives(app.key, app.updated_at)).items()
             if (now - each.last_at).total_seconds() < LONGEST_RETRY_S
-        ]
+        }
+        failing |= {(app.name, *at) for at, count in failed.items() if count >= STARTS_TRIED}
         planned.append(
             PlannedApp(
                 app.name,
@@ -84,7 +87,7 @@ async def read_fleet(queries: Queries, record: FleetRecord) -> FleetState:
                 app.revision,
                 rate_per_s(app.spec.requests_per_s, arrivals[app.name], now.timestamp()),
                 served[app.name].is_late,
-                frozenset(variant_and_slice(at[1]) for at in failing),
+                frozenset(failed),
             )
         )
     gpus = (await queries.fleets.gpus([record.name])).get(record.name, [])
@@ -99,6 +102,7 @@ async def read_fleet(queries: Queries, record: FleetRecord) -> FleetState:
         plan,
         now,
         ordered,
+        frozenset(failing),
     )
 
 

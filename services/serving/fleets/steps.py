@@ -87,9 +87,29 @@ class _Now:
     instances: Sequence[Placed]
     s: float  #: The moment, UTC seconds
     limits: Limits
+    failing: Container[Kind]
 
     def rest(self, assignment: Assignment) -> NextStep:
         return at_rest(assignment, self.gpus, self.instances)
+
+    def short(self, wanted: Counter[Kind]) -> list[Kind]:
+        """Return what is not ready."""
+        return sorted(wanted - Counter(each.kind for each in self.instances if each.state is InstanceState.READY))
+
+    def awaited(self, wanted: Counter[Kind]) -> list[Kind]:
+        """Return what is waited for: not what fails to start of an application that has nothing to lose."""
+        served = {each.kind[0] for each in self.instances if each.state is InstanceState.READY}
+        return [kind for kind in self.short(wanted) if kind[0] in served or kind not in self.failing]
+
+    def gives_up(self, wanted: Counter[Kind], since_s: float, limit_s: float, where: str = "") -> str | None:
+        """Return why some instances are not waited for any longer; None if they are."""
+        missing = self.awaited(wanted)
+        failing = [kind for kind in missing if kind in self.failing]
+        if not failing and self.s - since_s <= limit_s:
+            return None
+        app, variant, size = (failing or missing or [("an instance", "", "")])[0]
+        named = f"Variant {variant} of {app} on {size}" if variant else app
+        return f"{named} does not start{where}." if failing else f"{named} was not ready{where} within {limit_s:.0f} s."
 
     def failed(self, assignment: Assignment, detail: str, **more: Any) -> NextStep:
         return replace(self.rest(assignment), outcome=FleetPlanState.FAILED, detail=detail, **more)
@@ -106,6 +126,7 @@ def carry_out(
     best: Mapping[str, Kind] | None = None,
     *,
     late: Container[str] = (),
+    failing: Container[Kind] = (),
     is_outdated: bool = False,
 ) -> NextStep:
     """Return the next step in carrying out a plan.
@@ -116,9 +137,10 @@ def carry_out(
         keeps_sla: Names the application whose SLA some instances would break, if any.
         best: What a free GPU runs to help out, by application.
         late: The applications whose SLA is broken already.
+        failing: What has failed to start again and again, so that the others do not wait for it.
         is_outdated: Whether a newer plan is due, so that no further GPU is opened for this one.
     """
-    now = _Now(gpus, instances, now_s, limits)
+    now = _Now(gpus, instances, now_s, limits, failing)
     lost = next((gpu for gpu in sorted(progress.layouts) if not _is_up(gpus, gpu)), None)
     if lost is not None:
         detail = f"{named(lost)} was lost before the plan was in force."
@@ -143,12 +165,11 @@ def carry_out(
         else:
             changing.append(gpu)
     if not changing:
-        return _finish(progress, present, now)
+        return _finish(progress, present, now, {*(best or {}).values()})
     rest = now.rest(present)
-    if progress.helpers - progress.done and not _ready(rest.wanted, instances):
-        if now_s - progress.since_s > limits.wait_s:
-            detail = f"{_missing(rest.wanted, instances)} was not ready to help out within {limits.wait_s:.0f} s."
-            return replace(rest, outcome=FleetPlanState.FAILED, detail=detail)
+    if progress.helpers - progress.done and now.awaited(rest.wanted):
+        if why := now.gives_up(rest.wanted, progress.since_s, limits.wait_s, " to help out"):
+            return replace(rest, outcome=FleetPlanState.FAILED, detail=why)
         return replace(rest, progress=progress, detail="It waits for an instance on a free GPU to help out.")
     held: str | None = None
     spared: Gpu | None = None  # the first that only an application whose answers are late already holds
@@ -200,24 +221,24 @@ def _go_on(progress: Progress, present: Assignment, now: _Now) -> NextStep | Non
     others = {each: kinds for each, kinds in present.items() if each != gpu}
     is_asked = state.wanted == target
     if _is_cut(state, target):
-        is_late = now.s - progress.since_s > now.limits.start_s
-        was_not_ready = f"was not ready on {named(gpu)} within {now.limits.start_s:.0f} s."
         after = _here({**others, gpu: progress.after[gpu]}, now.gpus)
         leaving = _surplus(there, progress.after[gpu])
         wanted = _counted(after)
         first = Counter(_with_room(there, progress.after[gpu], state.sizes))
         before = _counted(_here(others, now.gpus)) + Counter(each.kind for each in there if each.state not in LEAVING)
-        if leaving and not _ready(before + first, now.instances):
-            if not is_late:
-                return NextStep(present, before + first, frozenset(), progress=progress)
-            return now.failed(present, f"{_missing(before + first, now.instances)} {was_not_ready}")
-        if not leaving and not [each for each in there if each.state in LEAVING] and _ready(wanted, now.instances):
+        if leaving and now.awaited(before + first):
+            if why := now.gives_up(before + first, progress.since_s, now.limits.start_s, f" on {named(gpu)}"):
+                return now.failed(present, why)
+            return NextStep(present, before + first, frozenset(), progress=progress)
+        leaves = leaving or any(each.state in LEAVING for each in there)
+        if not leaves and not now.awaited(wanted):
             return None
         step = NextStep(present, wanted, frozenset(each.id for each in leaving), progress=progress)
-        if not is_late:
+        why = now.gives_up(wanted, progress.since_s, now.limits.start_s, f" on {named(gpu)}")
+        if why is None:
             return step
-        assigned, detail = {**present, gpu: progress.after[gpu]}, f"{_missing(wanted, now.instances)} {was_not_ready}"
-        return replace(step, assignment=assigned, progress=None, outcome=FleetPlanState.FAILED, detail=detail)
+        assigned = {**present, gpu: progress.after[gpu]}
+        return replace(step, assignment=assigned, progress=None, outcome=FleetPlanState.FAILED, detail=why)
     if not there and progress.cut_since_s is None:
         progress = replace(progress, cut_since_s=now.s)
     cut_s = 0.0 if progress.cut_since_s is None else now.s - progress.cut_since_s
@@ -234,13 +255,15 @@ def _go_on(progress: Progress, present: Assignment, now: _Now) -> NextStep | Non
     return NextStep(present, +wanted, leave, progress=progress, cut=None if is_asked else (gpu, target))
 
 
-def _finish(progress: Progress, present: Assignment, now: _Now) -> NextStep:
+def _finish(progress: Progress, present: Assignment, now: _Now, best: Container[Kind]) -> NextStep:
     rest = now.rest(present)
-    if _ready(rest.wanted, now.instances):
-        return replace(rest, outcome=FleetPlanState.APPLIED)
-    if now.s - progress.since_s > now.limits.start_s:
-        detail = f"{_missing(rest.wanted, now.instances)} was not ready within {now.limits.start_s:.0f} s."
-        return replace(rest, outcome=FleetPlanState.FAILED, detail=detail)
+    if not now.awaited(rest.wanted):
+        # The best variant on a whole GPU is planned whether it starts or not; without others there is a better plan.
+        tried = [kind for kind in now.short(rest.wanted) if kind not in best]
+        why = f"Variant {tried[0][1]} of {tried[0][0]} on {tried[0][2]} does not start." if tried else None
+        return replace(rest, outcome=FleetPlanState.FAILED if tried else FleetPlanState.APPLIED, detail=why)
+    if why := now.gives_up(rest.wanted, progress.since_s, now.limits.start_s):
+        return replace(rest, outcome=FleetPlanState.FAILED, detail=why)
     return replace(rest, progress=progress)
 
 
@@ -291,14 +314,3 @@ def _is_free(gpu: Gpu, progress: Progress, present: Assignment, now: _Now) -> bo
     """Whether a GPU is whole and stays so, and nothing runs or is to run on it."""
     is_whole = not progress.layouts[gpu] and _is_cut(now.gpus[gpu], ())
     return is_whole and not progress.after[gpu] and not present.get(gpu) and not on(gpu, now.instances)
-
-
-def _ready(wanted: Counter[Kind], instances: Iterable[Placed]) -> bool:
-    return not wanted - Counter(each.kind for each in instances if each.state is InstanceState.READY)
-
-
-def _missing(wanted: Counter[Kind], instances: Iterable[Placed]) -> str:
-    """Return what is not ready, for messages."""
-    short = wanted - Counter(each.kind for each in instances if each.state is InstanceState.READY)
-    app, variant, size = min(short, default=("an instance", "", ""))
-    return f"Variant {variant} of {app} on {size}" if variant else app

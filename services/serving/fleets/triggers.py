@@ -88,11 +88,12 @@ def trigger_of(last: LastPlan | None, present: Present) -> FleetPlanTrigger | No
         return FleetPlanTrigger.FIRST
     begins = present.basis.ordered and not last.basis.ordered  # it is to be met within seconds
     wait_s = 0.0 if begins else present.min_interval_s
-    if present.now_s < max(last.made_at.timestamp() + wait_s, present.retry_s):
+    is_changed = last.basis.revisions != present.basis.revisions  # and does not wait for what others' changes met
+    if present.now_s < max(last.made_at.timestamp() + wait_s, 0.0 if is_changed else present.retry_s):
         return None
     if set(last.basis.gpus) != set(present.basis.gpus):
         return FleetPlanTrigger.GPUS
-    if last.basis.revisions != present.basis.revisions:
+    if is_changed:
         return FleetPlanTrigger.PARAMETER
     if last.basis.ordered != present.basis.ordered:
         return FleetPlanTrigger.GRID_ORDER
