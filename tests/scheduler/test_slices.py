@@ -322,3 +322,21 @@ async def test_emissions_are_estimated_where_all_gpus_are_cut(world: World) -> N
     assert explained.waiting.now.carbon_gco2 == pytest.approx(explained.waiting.power_w / 1_000 * 400, rel=0.01)
     assert drafted.now is not None
     assert drafted.now.carbon_gco2 == pytest.approx(explained.waiting.now.carbon_gco2, rel=0.01)
+
+
+@pytest.mark.parametrize(("before", "after"), [({}, {0: [3, 3]}), ({0: [3, 3]}, {})])
+async def test_a_gpu_that_is_cut_otherwise_under_a_gang_is_given_to_nobody_and_stops_no_round(
+    world: World, before: dict[int, Sequence[int]], after: dict[int, Sequence[int]]
+) -> None:
+    """The database refuses both at once, so every plan that took it for free was stale."""
+    await world.node("n0", 1)
+    await register(world, "n0", 1, before)
+    await world.running(gpus={"slice": "3g"} if before else {})
+    await register(world, "n0", 1, after)
+    jobs = [await world.job(gpus={"slice": "3g"} if after else {}), await world.job()]
+    await world.node("n1", 1)
+
+    await world.scheduler.turn()
+
+    assert sorted([await world.state(each) for each in jobs]) == ["queued", "starting"]
+    assert [row["node_id"] for row in await world.fetch("SELECT node_id FROM device_claims ORDER BY 1")] == ["n0", "n1"]

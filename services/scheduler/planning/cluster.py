@@ -18,7 +18,7 @@ from services.core.cycle.snapshot import NodeTable
 from services.core.domain.arrays import Bools, Floats
 from services.core.domain.controls import ControlKind
 from services.core.domain.ids import JobId, NodeId
-from services.core.domain.mig import is_gpu
+from services.core.domain.mig import gpu_of, is_gpu
 from services.core.domain.topology import Topology
 from services.core.profiles.boards import board_of
 from services.scheduler.repository.documents import StoredDevice, StoredServiceTerms
@@ -108,7 +108,7 @@ def node_table(cluster: Cluster, zones: Sequence[str]) -> NodeTable:
     """Return the nodes as policies see them; a node in none of these zones counts as one in the first."""
     claimed: dict[str, set[int]] = {}
     for claim in cluster.claims:
-        claimed.setdefault(claim.node_id, set()).add(claim.device)
+        claimed.setdefault(claim.node_id, set()).update((claim.device, gpu_of(claim.device)))
     position = {kind: at for at, kind in enumerate(cluster.kinds)}
     zone_at = {zone: at for at, zone in enumerate(zones)}
     nodes = cluster.nodes

@@ -56,7 +56,7 @@ def cut_gpus(cluster: Cluster) -> CutGpus:
                 continue
             hidden.setdefault(node.id, set()).add(gpu["index"])
             for device in (slices or ([] if gpu.get("mig_enabled") else [gpu])) if is_settled else ():
-                is_free = (node.id, device["index"]) not in claimed
+                is_free = claimed.isdisjoint((node.id, each["index"]) for each in (gpu, device))
                 size = device.get("sevenths", WHOLE)
                 units.append(SliceUnit(at, device["index"], gpu["index"], size, is_free, device.get("uuid", "")))
                 owners.append(owner)
