@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from services.core.cycle.capacity import left_free, resumed_size
+from services.core.cycle.capacity import left_free, model_gpus, resumed_size
+from services.core.cycle.levels import show_within, with_within_reasons
 from services.core.cycle.plan import Action, Hold, Plan, Preempt, Start
 from services.core.cycle.policy import Layer, Memory, Policy
 from services.core.cycle.services import without_devices
@@ -37,7 +38,6 @@ SHORTEST_S = 600.0  #: A gang that a window would stop sooner than this is not s
 LENT_AFTER_S = 600.0  #: How long the GPUs of a reservation are kept from its start for a holder without waiting jobs
 MARGIN_S = 10.0  #: Gangs are stopped so much earlier than their grace period before a window
 UNKNOWN = Ending(math.inf)
-_SHORT = (Reason.NOT_ENOUGH_FREE_GPUS, Reason.NO_ELIGIBLE_NODE)
 
 
 def closed(snapshot: Snapshot) -> Snapshot:
@@ -137,31 +137,33 @@ class Keeping(Layer[Memory]):
         for window in snapshot.windows:
             needs.keep(window)
         plan, following = self.inner.decide(needs.shown(), memory)
-        own: list[Action] = [*needs.stops.values(), *needs.starts.values()]
-        if snapshot.reasons:
-            plan = self._with_reasons(plan, own)
         again_s = min(plan.look_again_s or math.inf, needs.again_s)
-        return replace(
-            plan, actions=(*own, *plan.actions), look_again_s=again_s if again_s < math.inf else None
-        ), following
+        actions = (*needs.stops.values(), *needs.starts.values(), *plan.actions)
+        plan = replace(plan, actions=actions, look_again_s=again_s if again_s < math.inf else None)
+        return self._with_reasons(plan) if snapshot.reasons else plan, following
 
-    def _with_reasons(self, plan: Plan, own: list[Action]) -> Plan:
+    def _with_reasons(self, plan: Plan) -> Plan:
         """Return the plan, giving jobs that would have room but for windows that reason."""
-        before, jobs = self._before, self._before.jobs
-        endings = endings_of(before)  # of all jobs, also those that no policy is shown
+        before = show_within(self._before) if self._before.within else self._before
+        jobs, endings = before.jobs, endings_of(before)  # of all jobs, also those that no policy is shown
         kept_off = np.zeros(len(jobs), dtype=np.bool_)
         for window in before.windows:
             in_force = window.start_s <= before.now_s
             kept_off |= ~(_of_holder(before, window) if in_force else _allowed(before, window, endings))
-        room = left_free(before, (*own, *plan.actions))
-        kept_off &= (jobs.eligible & (room >= jobs.min_gpus[:, None])).any(axis=1)
+        rooms = {
+            Reason.NOT_ENOUGH_FREE_GPUS: left_free(before, plan.actions),
+            Reason.NO_ELIGIBLE_NODE: model_gpus(before),
+        }
 
         def explained(action: Action) -> Action:
-            if isinstance(action, Hold) and action.reason in _SHORT and kept_off[jobs.index[action.job_id]]:
-                return Hold(action.job_id, Reason.RESERVED)
-            return action
+            if not isinstance(action, Hold) or (room := rooms.get(action.reason)) is None:
+                return action
+            job = jobs.index[action.job_id]
+            but_for = kept_off[job] and (room[jobs.eligible[job]] >= jobs.min_gpus[job]).any()
+            return Hold(action.job_id, Reason.RESERVED) if but_for else action
 
-        return replace(plan, actions=tuple(map(explained, plan.actions)))
+        plan = replace(plan, actions=tuple(map(explained, plan.actions)))
+        return with_within_reasons(self._before, plan) if self._before.within else plan
 
 
 class _Needs:
