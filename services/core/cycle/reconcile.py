@@ -84,8 +84,8 @@ def reconcile(
     if not snapshot.reasons:
         return Plan(snapshot.version, (*preempts, *(start for _, start in starts)))
     reasons = _reasons(snapshot, ranked, filler.verdicts(), ranking.unranked)
-    for job in declined:
-        reasons[job] = Reason.WAITING_FOR_RELEASE
+    goes = preempts or (snapshot.jobs.phase == PREEMPTING).any()
+    reasons.update(dict.fromkeys(declined, Reason.WAITING_FOR_RELEASE if goes else Reason.BETTER_PLACEMENT))
     for job in behind:
         if reasons.get(job) is Reason.NOT_ENOUGH_FREE_GPUS:
             reasons[job] = why

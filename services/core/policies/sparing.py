@@ -20,10 +20,12 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from services.core.cycle.plan import Plan, Preempt
+from services.core.cycle.plan import Hold, Plan, Preempt
 from services.core.cycle.policy import Layer, Memory, Policy, PowerLimited
+from services.core.cycle.rounds import stopping
 from services.core.cycle.runs import LATE, goes_on, is_late, save_wait_s
 from services.core.cycle.snapshot import RUNNING, Snapshot
+from services.core.domain.reasons import Reason
 from services.core.domain.windows import GRACE_S
 
 JUST = 0.05  #: How long a gang has just saved, as a share of the interval
@@ -50,6 +52,8 @@ class Sparing(Layer[Memory]):
                 and (goes_on(snapshot, each.job_id) or (by_orders and _unsaved(snapshot, each)))
             )
         )
+        if len(kept) < len(plan.actions) and not any(isinstance(each, Preempt) for each in kept):
+            kept = tuple(map(_next_round, kept)) if not stopping(snapshot).size else kept
         plan = replace(plan, actions=kept)
         if snapshot.saves:
             actions = tuple(_waiting(snapshot, each) for each in plan.actions)
@@ -72,6 +76,12 @@ def urgent(snapshot: Snapshot, policy: Policy[Any]) -> bool:
         or (isinstance(policy, PowerLimited) and math.isfinite(policy.power_limit_w(snapshot)))
         or is_late(snapshot, wait_s)
     )
+
+
+def _next_round(action: Any) -> Any:
+    """Return an action; the wait for gangs that go on after all lasts until the next active round."""
+    released = isinstance(action, Hold) and action.reason is Reason.WAITING_FOR_RELEASE
+    return action._replace(reason=Reason.WAITING_FOR_ROUND) if released else action
 
 
 def _waiting(snapshot: Snapshot, action: Any) -> Any:

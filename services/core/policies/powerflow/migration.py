@@ -46,7 +46,7 @@ def moves(snapshot: Snapshot, plan: Plan, ranking: Ranking, view: View, config: 
     waits = [
         (job, gpus)
         for job, gpus in zip(ranking.order.tolist(), ranking.gpus.tolist(), strict=True)
-        if jobs.phase[job] == Phase.QUEUED and jobs.ids[job] not in started and jobs.eligible[job].any()
+        if jobs.phase[job] == Phase.QUEUED and jobs.ids[job] not in started and job in view.jobs
     ]
     candidates = sorted(set(on) - fixed, key=lambda node: (int(jobs.gpus[on[node]].sum()), node))
     found, moving = list[int](), _Moving(snapshot, starts, view, config, on)

@@ -235,7 +235,8 @@ def _on_their_models(snapshot: Snapshot, view: View, sizes: Ints, room: Room) ->
     """
     if len(snapshot.gpu_models) == 1:
         return snapshot
-    eligible = np.zeros_like(snapshot.jobs.eligible)
+    eligible = snapshot.jobs.eligible.copy()
+    eligible[view.jobs] = False
     eligible[view.jobs, view.gpu_model] = snapshot.jobs.eligible[view.jobs, view.gpu_model]
     free = sizes < 0
     if snapshot.tenant_guarantees and math.isinf(room.limit_w):
