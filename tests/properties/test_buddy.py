@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from services.core.cycle.buddy import buddy
 from services.core.cycle.placing import FreeDevices
+from services.core.cycle.services import without_devices
 from services.core.cycle.snapshot import Snapshot
 from tests.support.builders import a_node, a_snapshot
 
@@ -19,7 +20,7 @@ Free = dict[int, set[int]]
 
 @st.composite
 def clusters(draw: st.DrawFn) -> Snapshot:
-    """Return up to six nodes, some of odd sizes, some asleep or drained, with any devices free."""
+    """Return up to six nodes, some of odd sizes, with holes, asleep or drained, with any devices free."""
     sizes = draw(st.lists(st.sampled_from([1, 2, 4, 4, 6, 8, 8]), min_size=1, max_size=6))
     drained = draw(st.lists(st.booleans(), min_size=len(sizes), max_size=len(sizes)))
     nodes = [
@@ -31,6 +32,10 @@ def clusters(draw: st.DrawFn) -> Snapshot:
     whole = draw(st.lists(st.booleans(), min_size=len(sizes), max_size=len(sizes)))
     free = tuple(tuple(range(gpus)) if all_of else each for gpus, all_of, each in zip(sizes, whole, free, strict=True))
     asleep = draw(st.lists(st.booleans(), min_size=len(sizes), max_size=len(sizes)))
+    hidden = [draw(st.sampled_from([set[int]()] * 3 + [{1, 5}, {0}])) & {*range(gpus)} for gpus in sizes]
+    free = tuple(tuple(at for at in each if at not in out) for each, out in zip(free, hidden, strict=True))
+    shown = table.gpus - np.array([*map(len, hidden)])
+    table = replace(table, gpus=shown, schedulable=table.schedulable & (shown > 0))
     counted = np.array([len(each) for each in free], dtype=np.int64)
     return replace(
         a_snapshot((), nodes), nodes=replace(table, free_devices=free, free_gpus=counted, asleep=np.array(asleep))
@@ -65,14 +70,14 @@ def smallest_block(snapshot: Snapshot, gpus: int, free: Free) -> tuple[int, tupl
     for width in (size << more for more in range(4)):
         found: list[tuple[bool, int, int, int]] = []
         for node, devices in free.items():
-            for first in range(0, int(nodes.gpus[node]), width):
+            for first in range(0, 8, width):
                 block, around = range(first, first + width), first - first % (2 * width)
                 if devices.issuperset(block) and not devices.issuperset(range(around, around + 2 * width)):
                     found.append((bool(nodes.asleep[node]), len(devices), node, first))
         if found:
             _, _, node, first = min(found)
             return node, tuple(range(first, first + gpus))
-    whole = [at for at, devices in free.items() if gpus <= len(devices) == nodes.gpus[at] < size]
+    whole = [at for at, devices in free.items() if gpus <= len(devices) == nodes.gpus[at]]
     if whole:
         node = min(whole, key=lambda at: (bool(nodes.asleep[at]), int(nodes.gpus[at]), at))
         return node, tuple(sorted(free[node]))[:gpus]
@@ -96,3 +101,12 @@ def test_every_gang_gets_what_a_look_at_all_blocks_would_give_it(snapshot: Snaps
             left[node] -= set(devices)
         if expected is not None and len(expected) > 1:
             spanned.update(expected)
+
+
+def test_a_gang_gets_an_empty_node_whose_holes_leave_no_block_of_its_size() -> None:
+    """It waited for ever where two GPUs of eight were cut, in a model server's hands, or out of service."""
+    snapshot = a_snapshot((), [a_node("n0", gpus=8)])
+    snapshot = replace(snapshot, nodes=without_devices(snapshot.nodes, {0: {1, 5}}))
+    placed = buddy(snapshot, 0, 4, 0, FreeDevices(snapshot.nodes))
+    assert placed is not None
+    assert placed.shares[0].devices == (0, 2, 3, 4)

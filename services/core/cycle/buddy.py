@@ -87,7 +87,7 @@ def _block(
     candidates = usable & (free.count >= gpus)
     if spans:
         candidates &= ~free.spanned(snapshot.jobs.placements)
-    whole = candidates & (free.count == nodes.gpus) & (nodes.gpus < 1 << order)  # no power of two, and all of it free
+    whole = candidates & (free.count == nodes.gpus)  # of an odd size, or with holes, and all of it free
     rows = np.flatnonzero(candidates & (nodes.gpus >= 1 << order))
     starts = free_blocks(free.masks()[rows], order)
     for size in range(order, ORDERS):
