@@ -274,7 +274,7 @@ def test_a_gang_the_placer_declines_waits_and_keeps_its_claim() -> None:
 
     plan = reconcile(snapshot, ranking, preemption=NOW, place=lambda *_: None)
 
-    assert story(plan) == {"a": "hold waiting_for_release", "b": "hold not_enough_free_gpus"}
+    assert story(plan) == {"a": "hold better_placement", "b": "hold not_enough_free_gpus"}
 
 
 @pytest.mark.parametrize("seed", range(12))
