@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from services.core.cycle.plan import Plan, Preempt, Start
 from services.core.cycle.run_cycle import run_cycle
-from services.core.cycle.snapshot import PREEMPTING, QUEUED, RUNNING, STARTING, SliceJob, SliceUnit, Snapshot
+from services.core.cycle.snapshot import PREEMPTING, RUNNING, STARTING, Snapshot
 from services.core.domain.ids import JobId
 from services.core.domain.reasons import Reason
 from services.core.domain.windows import GRACE_S, Ending, Window, most_taken
 from services.core.policies.orders.layer import run_under_orders
 from services.core.policies.registry import FAIR, POLICIES, build_policy
 from services.core.policies.windows import LENT_AFTER_S, MARGIN_S, SHORTEST_S
-from tests.support.builders import NOON_S, with_services
+from tests.support.builders import NOON_S
 from tests.support.shared import shared
 from tests.support.strategies import snapshots
 
@@ -176,20 +176,3 @@ def test_in_a_reservation_a_job_of_its_holder_waits_only_where_it_does_not_fit(n
                 if nodes.gpu_model[index := nodes.index[node_id]] == model and nodes.schedulable[index]
             )
             assert not jobs.eligible[at, model] or room < jobs.min_gpus[at]
-
-
-@pytest.mark.parametrize("name", EVERYONE)
-@on_clusters_with_windows
-def test_jobs_that_policies_are_not_shown_stop_no_round(name: str, snapshot: Snapshot) -> None:
-    """One reservation beside one model server, and nothing was started on the cluster any more."""
-    jobs = snapshot.jobs
-    waiting = [job_id for at, job_id in enumerate(jobs.ids) if jobs.phase[at] == QUEUED]
-    small = [job_id for job_id in waiting[1::2] if jobs.min_gpus[jobs.index[job_id]] == 1]
-    beside = replace(
-        with_services(snapshot, *waiting[::2]),
-        slice_jobs=tuple(SliceJob(each, 1, np.ones(1, dtype=np.bool_)) for each in small),
-        slice_units=(SliceUnit(0, 1024, 0, 1, free=True, uuid="MIG-0"),),
-    )
-    policy = build_policy(name, {})
-    plan = run_under_orders(policy, beside, policy.initial()).plan
-    assert {each.job_id for each in plan.actions if not isinstance(each, Preempt)} == set(waiting)
