@@ -147,9 +147,13 @@ class Keeping(Layer[Memory]):
         before = show_within(self._before) if self._before.within else self._before
         jobs, endings = before.jobs, endings_of(before)  # of all jobs, also those that no policy is shown
         kept_off = np.zeros(len(jobs), dtype=np.bool_)
+        nodes = before.nodes
         for window in before.windows:
             in_force = window.start_s <= before.now_s
-            kept_off |= ~(_of_holder(before, window) if in_force else _allowed(before, window, endings))
+            models = nodes.gpu_model[[nodes.index[each] for each in window.gpus if each in nodes.index]]
+            kept_off |= jobs.eligible[:, models.astype(np.int64)].any(axis=1) & ~(
+                _of_holder(before, window) if in_force else _allowed(before, window, endings)
+            )
         rooms = {
             Reason.NOT_ENOUGH_FREE_GPUS: left_free(before, plan.actions),
             Reason.NO_ELIGIBLE_NODE: model_gpus(before),
