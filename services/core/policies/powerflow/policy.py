@@ -88,9 +88,8 @@ class Powerflow:
             plan = replace(plan, actions=(*moves(shown, plan, ranking, view, config), *plan.actions))
         found = to_measure(snapshot, plan, view.tables, config, memory)
         pinned = memory.measured.keys() | found.keys()
-        plan, unmeasured = set_within(
-            snapshot, plan, view.tables, room.limit_w, config, pinned, all_placed=_all_placed(snapshot, ranking, plan)
-        )
+        all_placed = _all_placed(snapshot, view, ranking, plan)
+        plan, unmeasured = set_within(snapshot, plan, view.tables, room.limit_w, config, pinned, all_placed=all_placed)
         begin = _of_gangs(snapshot, plan, {job_id: each for job_id, each in found.items() if job_id not in unmeasured})
         actions = (*plan.actions, *(each.action for each in begin))
         return replace(plan, actions=actions), begun(snapshot, memory, begin, config)
@@ -248,9 +247,9 @@ def _on_their_models(snapshot: Snapshot, view: View, sizes: Ints, room: Room) ->
     return replace(snapshot, jobs=replace(snapshot.jobs, eligible=eligible))
 
 
-def _all_placed(snapshot: Snapshot, ranking: Ranking, plan: Plan) -> bool:
-    """Whether every ranked job runs or starts by this plan, so that no job waits for an unused node."""
-    phase = snapshot.jobs.phase[ranking.order]
+def _all_placed(snapshot: Snapshot, view: View, ranking: Ranking, plan: Plan) -> bool:
+    """Whether every ranked job that could runs or starts by this plan, so that no job waits for an unused node."""
+    phase = snapshot.jobs.phase[ranking.order[np.isin(ranking.order, view.jobs)]]
     waits = int(((phase == Phase.QUEUED) | (phase == Phase.PREEMPTING)).sum())
     starts = sum(isinstance(action, Start) for action in plan.actions)
     return waits == starts and not any(isinstance(action, Preempt) for action in plan.actions)
