@@ -113,7 +113,7 @@ async def test_slices_of_a_fleet_and_of_instances_are_not_in_a_simulation(
     postgres_url: str, redis_url: str, tmp_path: Path
 ) -> None:
     async with a_world(fresh_database(postgres_url), redis_url) as world:
-        await a_node(world, gpus=1, gpu0=[2, 2])
+        await a_node(world, gpus=2, gpu0=[2, 2])
         await on_slice(world, "2g", service={})
         await world.scheduler.turn()
         first, second = [await on_slice(world, "2g", time_limit_s=HOUR_S) for _ in range(2)]
@@ -124,5 +124,5 @@ async def test_slices_of_a_fleet_and_of_instances_are_not_in_a_simulation(
         assert set(at_once) == {first}
         assert becomes[second][0] == pytest.approx(becomes[first][1], abs=1)
 
-        await register(world, "n0", 1, {})
+        await register(world, "n0", 2, {})
         assert simulated(await live_file(world, tmp_path))[0][first] == (None, None, None)
