@@ -24,7 +24,7 @@ from tests.support.builders import NOON_S, a_job, a_snapshot
 from tests.support.combined import combined, smallest, told
 
 EVERYONE = (*POLICIES, f"{FAIR}joint", f"{FAIR}las")
-SEEDS = 40
+SEEDS = (*range(24), 53, 107, 158, 164, 223)  #: The last: windows, twice; idle nodes; a guaranteed run; no nodes
 
 
 def rounds(name: str, snapshot: Snapshot) -> list[tuple[Snapshot, Plan]]:
@@ -267,12 +267,12 @@ def check(name: str, seed: int) -> None:
 
 @pytest.mark.parametrize("name", EVERYONE)
 def test_features_keep_their_rules_together(name: str) -> None:
-    for seed in range(SEEDS):
+    for seed in SEEDS:
         check(name, seed)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EVERYONE)
 def test_features_keep_their_rules_together_on_thousands_of_clusters(name: str) -> None:
-    for seed in range(SEEDS, 3_000):
+    for seed in range(24, 3_000):
         check(name, seed)
