@@ -24,7 +24,8 @@ from tests.support.builders import NOON_S, a_job, a_snapshot
 from tests.support.combined import combined, smallest, told
 
 EVERYONE = (*POLICIES, f"{FAIR}joint", f"{FAIR}las")
-SEEDS = (*range(24), 53, 107, 158, 164, 223)  #: The last: windows, twice; idle nodes; a guaranteed run; no nodes
+SEEDS = (*range(24), 53, 107, 158, 164, 223, 534)
+"""The last found false reasons of windows, idle nodes, a guaranteed run and model servers, and GPUs kept for nobody."""
 
 
 def rounds(name: str, snapshot: Snapshot) -> list[tuple[Snapshot, Plan]]:
@@ -214,14 +215,10 @@ def what_is_not_used_changes_nothing(name: str, snapshot: Snapshot) -> None:
     unused: dict[str, Any] = {}
     if not snapshot.tenant_gpu_quota:
         unused["tenant_gpu_quota"] = {"nobody": 3, "red": 10_000}
-    if not snapshot.tenant_guarantees:
-        unused["tenant_guarantees"] = {"nobody": 0}
     if not snapshot.windows:
         unused["windows"] = (Window("far", NOON_S + 1e8, NOON_S + 2e8, {}, None),)
     if not snapshot.orders:
         unused["orders"] = (standing(1e12, other_w=0.0, measured_w=np.nan),)
-    if not snapshot.min_run_s:
-        unused["min_run_s"] = 1e-9
     if not snapshot.levels:
         unused["levels"] = ("node",)
         unused["nodes"] = replace(snapshot.nodes, domains=np.arange(len(snapshot.nodes))[:, None])
@@ -273,6 +270,6 @@ def test_features_keep_their_rules_together(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EVERYONE)
-def test_features_keep_their_rules_together_on_thousands_of_clusters(name: str) -> None:
-    for seed in range(24, 3_000):
+def test_features_keep_their_rules_together_on_hundreds_of_clusters(name: str) -> None:
+    for seed in range(24, 400):
         check(name, seed)

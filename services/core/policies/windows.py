@@ -261,7 +261,7 @@ class _Needs:
             if tenant in snapshot.tenant_gpu_quota:
                 most = min(most, snapshot.tenant_gpu_quota[tenant] - self._held[tenant])
             if most < low:
-                needs += low
+                needs += low if together else 0  # what it may not use is not kept for it
                 continue
             size = gpus = low + (most - low) // step * step
             shares: list[NodeShare] = []
