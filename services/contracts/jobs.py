@@ -227,7 +227,7 @@ class JobSpec(Message):
     )
     may_move: Flag = said(
         "Whether the job may be stopped, with its grace period, and go on in another cell that has become cleaner: its "
-        "`checkpoint_dir` is one folder, the same files, in all of its `cells`. It reports its progress.",
+        "`checkpoint_dir` is one folder, the same files, here and in all of its `cells`. It reports its progress.",
         default=False,
     )
 

@@ -122,6 +122,14 @@ class Admission:
         )
         return allocation_id
 
+    async def stop(self, job_id: str, state: str = "queued") -> None:
+        """Stop a job and its gang as the scheduler would."""
+        async with self.database.transaction():
+            await self.database.execute("UPDATE allocations SET state = 'ended' WHERE job_id = $1", job_id)
+            await self.database.execute(
+                "UPDATE jobs SET state = $2, hold_requested = false WHERE id = $1", job_id, state
+            )
+
     async def end(self, job_id: str, state: str = "succeeded") -> None:
         """End a job and its gang as the scheduler would."""
         async with self.database.transaction():

@@ -440,6 +440,44 @@ async def test_a_job_that_runs_and_may_move_does_where_that_pays_once_it_is_stop
     assert (await pair.job(moves))["cell"] is None, "one that has come home stays there"
 
 
+@pytest.mark.parametrize("wish", ["", "cancel", "hold"])
+async def test_a_job_that_runs_at_home_moves_where_that_pays_once_it_is_stopped(pair: Pair, wish: str) -> None:
+    await pair.add()
+    pair.door.gco2_per_hour = pair.door.intensity = 200.0
+    moves, stays = [await pair.home.submit({**MAY_MOVE, "may_move": may_move}) for may_move in (True, False)]
+    await pair.turns()
+    for job_id in (moves, stays):
+        await pair.home.start(job_id)
+        await pair.home.database.execute("INSERT INTO reported_work (job_id, done) VALUES ($1, 10)", job_id)
+        await pair.home.database.execute(USES, job_id)
+    await pair.home.database.execute("UPDATE allocations SET running_at = now()")
+    await pair.turns(2)
+    leaving = "SELECT id FROM jobs WHERE cell = ''"
+    assert not await pair.home.database.fetch(leaving), "home is the cleaner one"
+    pair.door.gco2_per_hour = pair.door.intensity = 1.0
+    await pair.turns(3)
+    assert [row["id"] for row in await pair.home.database.fetch(leaving)] == [moves]
+    assert ((await pair.job(moves))["state"], await pair.copies()) == ("running", []), "it is stopped first"
+    if wish:
+        await pair.home.ask("POST", f"/v1/jobs/{moves}/{wish}")
+    await pair.home.stop(moves, {"": "queued", "cancel": "cancelled", "hold": "held"}[wish])
+    await pair.turns(3)
+    assert len(await pair.copies()) == (not wish)
+    if wish == "hold":
+        await pair.home.ask("POST", f"/v1/jobs/{moves}/release")
+        await pair.turns()
+    if wish == "cancel":
+        return
+    (copy,) = await pair.copies()
+    await pair.cell.start(copy["id"])
+    await pair.cell.database.execute("INSERT INTO reported_work (job_id, done) VALUES ($1, 30)", copy["id"])
+    await pair.cell.database.execute(USED, copy["id"])
+    await pair.turns(2)
+    job = await pair.job(moves)
+    assert (job["cell"], job["progress"]["done"], job["footprint"]["energy_j"]) == ("north", 30.0, 36e6 + 100)
+    assert await pair.home.database.fetchval("SELECT moves FROM cell_jobs WHERE job_id = $1", moves) == 1
+
+
 async def test_a_job_that_ends_while_it_is_to_move_has_ended(pair: Pair) -> None:
     await pair.add()
     job_id, copy = await _running(pair, MAY_MOVE)

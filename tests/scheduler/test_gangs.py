@@ -52,6 +52,8 @@ def stopping(reason: EndReason, *shares: ShareReport, **facts: Any) -> Gang:
         (gang(RUNS, OVERDUE), Stop(EndReason.TIME_LIMIT)),
         (gang(RUNS, cancel_requested=True), Stop(EndReason.CANCELLED)),
         (gang(RUNS, hold_requested=True), Stop(EndReason.HELD)),
+        (gang(RUNS, moves=True), Stop(EndReason.PREEMPTED)),
+        (gang(RUNS, moves=True, hold_requested=True), Stop(EndReason.HELD)),
         (gang(RUNS, FAILED, finished_before=True), Stop(EndReason.FINISHED)),
         (stopping(EndReason.PREEMPTED, RUNS, STOPPED), None),
         (stopping(EndReason.PREEMPTED, RUNS, FAILED), None),

@@ -271,9 +271,12 @@ async def test_a_node_that_does_not_wake_is_not_a_lost_one(world: World, ended_b
 async def test_a_restore_is_not_the_loss_of_a_node(world: World) -> None:
     await world.node("n1")
     job = await world.running()
+    moved = await world.running(cells=["any"], may_move=True, checkpoint_dir="/c")
     await make_fit(world.database)
     await world.scheduler.turn()
     assert await losses(world, job) == 0
+    (row,) = await world.fetch("SELECT state, cell FROM jobs WHERE id = $1", moved)
+    assert (row["state"], row["cell"]) == ("queued", ""), "a cell may have it"
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -100,6 +100,20 @@ async def test_jobs_in_cells_count_in_what_their_tenant_may_hold_and_has_used(wo
     assert [await world.state(each) for each in here] == ["starting", "starting"], "a place has fallen free"
 
 
+async def test_a_job_that_is_to_move_to_a_cell_holds_its_gpus_until_it_is_stopped_and_is_not_started_again(
+    world: World,
+) -> None:
+    await world.node("n0", gpus=1)
+    moves = await world.running()
+    waits = await world.job()
+    await world.fetch("UPDATE jobs SET cell = '' WHERE id = $1 RETURNING 1", moves)
+    await world.scheduler.turn()
+    assert [await world.state(each) for each in (moves, waits)] == ["preempting", "queued"]
+    await world.exits(moves, 1, "stop")
+    await world.scheduler.turn()
+    assert [await world.state(each) for each in (moves, waits)] == ["queued", "starting"]
+
+
 async def test_a_start_and_a_place_in_a_cell_of_the_same_moment_keep_the_limit_together(world: World) -> None:
     await weigh(world, "a", {"max_gpus": 1})
     await world.node("n0", gpus=4)

@@ -2,8 +2,8 @@
 
 Admission dies, loses connections and runs twice, while cells refuse, are cut off, answer late or in vain after it took
 effect, take in a submission minutes after nobody waits for its answer any more, and start and end jobs as they like.
-Jobs that may move are stopped by cells that are asked to give them back, or
-end first. Home is restored from a backup once, when nothing of what it sent before is under way any more.
+Jobs that may move are stopped by cells that are asked to give them back, or by the scheduler of home, or end first.
+Home is restored from a backup once, when nothing of what it sent before is under way any more.
 """
 
 from __future__ import annotations
@@ -261,11 +261,12 @@ class World(system.World):
         for running in self.running.values():
             self.kill(running)
         self.database.restart()
+        self.database.rows("DELETE FROM allocations")
         for table, rows in self.backup.items():
             filled = f"INSERT INTO {table} SELECT * FROM json_populate_recordset(NULL::{table}, $rows${rows}$rows$)"
             self.database.rows(f"DELETE FROM {table}; {filled}")
-        back = "UPDATE jobs SET state = 'queued' WHERE cell IS NULL AND state = 'running'"
-        self.database.rows(f"{back}; {UNPLACE}; {RENUMBER.replace('$1', str(GENERATIONS))}")
+        back = "UPDATE jobs SET state = 'queued' WHERE coalesce(cell, '') = '' AND state = 'running'"
+        self.database.rows(f"{UNPLACE}; {back}; {RENUMBER.replace('$1', str(GENERATIONS))}")
         known = {str(row[0]) for row in self.database.rows("SELECT id FROM jobs")}
         self.made = [each for each in self.made if each in known]
         self.at_home.clear()
@@ -416,20 +417,57 @@ async def _use(world: World) -> None:
             await _ask(world, job_id, command)
 
 
+_START = """
+WITH started AS (
+    UPDATE jobs SET state = 'running', generation = generation + 1, started_at = now() WHERE id IN (
+        SELECT id FROM jobs WHERE cell IS NULL AND state = 'queued' ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED)
+    RETURNING id, generation
+), gang AS (
+    INSERT INTO allocations (id, job_id, generation, state, gpus, shares, master_port, running_at)
+    SELECT id || '.' || generation, id, generation, 'running', 1, '[]', 1, now() FROM started
+), progress AS (
+    INSERT INTO job_progress (job_id, done, total) SELECT id, 0.1, 1 FROM started ON CONFLICT DO NOTHING
+), used AS (
+    INSERT INTO job_footprints SELECT id, 1e8, 1e8, 0, 1e7, 1e6 FROM started ON CONFLICT DO NOTHING
+)
+SELECT id FROM started
+"""
+
+_STOP = """
+WITH stopped AS (
+    UPDATE jobs SET state = '{state}', hold_requested = false, ended_at = {ended_at}
+     WHERE id IN (SELECT id FROM jobs WHERE id = '{id}' AND state = 'running' AND {which} FOR UPDATE SKIP LOCKED)
+    RETURNING id
+)
+UPDATE allocations a SET state = 'ended' FROM stopped WHERE a.job_id = stopped.id RETURNING a.job_id
+"""
+
+
+_LEAVES = {
+    "cancelled": "cancel_requested",
+    "held": "hold_requested AND NOT cancel_requested",
+    "queued": "NOT (hold_requested OR cancel_requested)",
+}
+"""What becomes of a job that is to move and is stopped, by what its user wants."""
+
+
 async def _schedule(world: World) -> None:
-    """Start and end jobs at home, as a scheduler does that knows what is its own."""
+    """Start, stop and end jobs at home, as a scheduler does that knows what is its own."""
     draw = world.simulation.choices.below
     while True:
         await asyncio.sleep(3.0 + draw(4))
-        mine = "cell IS NULL AND state = 'queued' ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED"
-        start = "UPDATE jobs SET state = 'running', generation = 1, started_at = now() WHERE id IN"
         if draw(2):
-            found = world.database.rows(f"{start} (SELECT id FROM jobs WHERE {mine}) RETURNING id")
-            world.at_home.update(str(row[0]) for row in found)
+            world.at_home.update(str(row[0]) for row in world.database.rows(_START))
         for job_id in sorted(world.at_home):
-            if draw(3) == 1:
-                free = f"SELECT id FROM jobs WHERE id = '{job_id}' AND ended_at IS NULL FOR UPDATE SKIP LOCKED"
-                world.database.rows(f"UPDATE jobs SET state = 'succeeded', ended_at = now() WHERE id IN ({free})")
+            way = draw(3 if world.simulation.is_calm else 8)
+            if way == 1:
+                world.database.rows(_STOP.format(state="succeeded", ended_at="now()", id=job_id, which="true"))
+            else:
+                for state, wish in _LEAVES.items():
+                    ended_at = "now()" if state == "cancelled" else "NULL"
+                    leaves = f"cell = '' AND {wish}"
+                    if world.database.rows(_STOP.format(state=state, ended_at=ended_at, id=job_id, which=leaves)):
+                        world.at_home.discard(job_id)
 
 
 async def _disturb(world: World) -> None:

@@ -447,6 +447,11 @@ class Placing:
         best = next(iter(ranked([offer for offer in offers if offer.cell != here], terms)), None)
         if own is None or best is None or not is_worth_a_move(own, best, terms, row.moves):
             return
+        if here == HOME and rest is not None:
+            async with self._engine.begin() as connection:
+                await CellRepository(connection).leave(row.id)
+            self._on_change()
+            return
         if here == HOME:
             words = f"It moves from here to cell {best.cell}. {why([best, *offers])}"
             await self._give(job, cells[best.cell], words, moved=True)
@@ -488,11 +493,10 @@ def may_have(spec: JobSpec, cells: Iterable[str]) -> set[str]:
 
 
 def rest_of(runs: Mapping[str, Any]) -> Rest | None:
-    """Return what is left of a job that runs in a cell (``WaitingRow.runs``), as far as it says."""
-    done, used = runs.get("progress") or {}, runs["used"]
-    if not done.get("total") or not used["gpu_s"]:
+    """Return what is left of a job that runs (``WaitingRow.runs``), as far as it says."""
+    if not runs["total"] or not runs["gpu_s"]:
         return None
-    return Rest.of(done["done"] / done["total"], runs["gpus"], used["gpu_s"], used["energy_j"])
+    return Rest.of(runs["done"] / runs["total"], runs["gpus"], runs["gpu_s"], runs["energy_j"])
 
 
 def terms_of(job: Waits) -> Terms:

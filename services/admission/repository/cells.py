@@ -13,7 +13,7 @@ from services.core.domain.jobs import JobState
 from services.core.domain.reasons import Reason
 from services.db import locks
 from services.db.database import dumps
-from services.db.job_specs import MAX_GPUS, MAY_MOVE
+from services.db.job_specs import MAX_GPUS, MAY_MOVE, WORK_TOTAL
 from services.kit.readable import BY_NAME
 
 DOUBT_S = 600.0
@@ -67,7 +67,11 @@ SELECT j.id, j.tenant_id, j.spec, j.cell, 0 AS moves, {_WAITS}, NULL AS runs FRO
 
 # Jobs that wait, at home or in a cell, were never started and may be elsewhere; and those that run and may move.
 _ROAMING = text(f"""
-SELECT * FROM (
+SELECT id, tenant_id, spec, cell, moves, generation, expected_start_at, waited_s,
+       runs || (SELECT jsonb_build_object('gpu_s', sum(u.gpu_s), 'energy_j', sum(u.energy_j)) FROM (
+           SELECT gpu_s, energy_j FROM footprints WHERE job_id = found.id
+           UNION ALL SELECT gpu_s, energy_j FROM cell_energy WHERE job_id = found.id) u) AS runs
+  FROM (
     SELECT j.id, j.tenant_id, j.spec, j.cell, coalesce(t.moves, 0) AS moves, {_WAITS}, NULL::jsonb AS runs
       FROM jobs j LEFT JOIN cell_jobs t ON t.job_id = j.id
      WHERE j.cell IS NULL AND j.state = 'queued' AND j.spec ? 'cells' AND j.array_id IS NULL
@@ -78,12 +82,20 @@ SELECT * FROM (
      WHERE t.state = 'there' AND j.state = 'queued' AND t.seen ->> 'generation' = '0' AND j.id > :after
     UNION ALL
     SELECT j.id, j.tenant_id, j.spec, j.cell, t.moves, j.generation, NULL,
-           extract(epoch FROM now() - j.started_at)::float8, t.seen || jsonb_build_object('used', (
-               SELECT jsonb_build_object('gpu_s', sum(e.gpu_s), 'energy_j', sum(e.energy_j))
-                 FROM cell_energy e WHERE e.job_id = j.id))
+           extract(epoch FROM now() - j.started_at)::float8,
+           jsonb_build_object('gpus', t.seen -> 'gpus', 'done', t.seen #> '{{progress,done}}',
+                              'total', t.seen #> '{{progress,total}}')
       FROM cell_jobs t JOIN jobs j ON j.id = t.job_id
      WHERE t.state = 'there' AND j.state = 'running' AND {MAY_MOVE} AND j.id > :after
-) found ORDER BY id LIMIT :limit
+    UNION ALL
+    SELECT j.id, j.tenant_id, j.spec, j.cell, coalesce(t.moves, 0), j.generation, NULL,
+           extract(epoch FROM now() - g.running_at)::float8,
+           jsonb_build_object('gpus', g.gpus, 'done', w.done, 'total', coalesce(w.total, {WORK_TOTAL}))
+      FROM live_gangs g JOIN jobs j ON j.id = g.job_id JOIN reported_work w ON w.job_id = j.id
+      LEFT JOIN cell_jobs t ON t.job_id = j.id
+     WHERE j.cell IS NULL AND j.state = 'running' AND {MAY_MOVE} AND j.array_id IS NULL AND j.id > :after
+    ORDER BY id LIMIT :limit
+) found ORDER BY id
 """)
 
 _LOCK = text("SELECT FROM jobs WHERE id = :job_id FOR UPDATE")
@@ -147,6 +159,16 @@ UPDATE cell_jobs SET state = 'there', remote_id = :remote_id, doubt_until = NULL
 _TURN = text("""
 UPDATE cell_jobs SET state = :to, moves = moves + :moved
  WHERE job_id = :job_id AND attempt = :attempt AND state = :from
+""")
+
+# The scheduler stops what runs here and whose place is to be chosen.
+_LEAVE = text("""
+WITH leaving AS (
+    UPDATE jobs SET cell = '' WHERE id = :job_id AND cell IS NULL AND state = 'running'
+       AND NOT cancel_requested AND NOT hold_requested RETURNING id
+)
+INSERT INTO cell_jobs AS t (job_id, cell, attempt, moves, state, body) SELECT id, '', 0, 1, 'over', '' FROM leaving
+ON CONFLICT (job_id) DO UPDATE SET moves = t.moves + 1
 """)
 
 _OVER = text("UPDATE cell_jobs SET state = 'over', doubt_until = NULL WHERE job_id = :job_id")
@@ -251,7 +273,7 @@ class WaitingRow(NamedTuple):
     generation: int
     expected_start_at: datetime | None
     waited_s: float  #: Or, if it runs, since when
-    runs: dict[str, Any] | None  #: If it does, its copy as ``RemoteJob``, and what it has ``used`` in all cells
+    runs: dict[str, Any] | None  #: If it does: what it has ``done`` of its ``total``, its ``gpus``, and all it has used
 
 
 class GivenRow(NamedTuple):
@@ -414,6 +436,10 @@ class CellRepository(Repository):
         """Have a job leave its cell, or stay after all."""
         values = {"job_id": job_id, "attempt": attempt, "from": before, "to": after, "moved": int(moved)}
         await self._connection.execute(_TURN, values)
+
+    async def leave(self, job_id: str) -> None:
+        """Have a job that runs here be stopped, and then placed anew, unless it is to end or to be held."""
+        await self._connection.execute(_LEAVE, {"job_id": job_id})
 
     async def back(self, job_id: str, attempt: int, detail: str, *, doubt: Doubt | None = None) -> None:
         """Take a job back from a cell in which it is certain not to run; it is placed anew, unless it is to end.

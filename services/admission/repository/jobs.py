@@ -251,7 +251,9 @@ def _job(row: Row[Any]) -> Job:
 
 
 def _progress(row: Row[Any], spec: JobSpec, seen: dict[str, Any]) -> JobProgress | None:
+    if seen.get("progress"):
+        return JobProgress.as_stored(seen["progress"])
     if row.done is None:
-        return JobProgress.as_stored(seen["progress"]) if seen.get("progress") else None
+        return None
     total = row.total if row.total is not None else spec.work and spec.work.total
     return JobProgress.of(row, total=total, unit=spec.work and spec.work.unit, updated_at=row.progress_at)

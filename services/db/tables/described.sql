@@ -59,8 +59,8 @@ CREATE TABLE api_keys (
 -- of an array has the array's spec, and the dependencies of the array are its own. `number`: what its tenant's people
 -- type for its id, for a task that of its array; none of what an older release accepted. `engine`: what runs it, our
 -- own agents or an engine such as Slurm, which knows it by `external_id`. `cell`: the other installation that has it,
--- whose state admission mirrors; empty while its place is being chosen, NULL for the jobs of this one: the scheduler
--- plans no others.
+-- whose state admission mirrors; empty while its place is being chosen, once it is stopped if it runs here; NULL for
+-- the jobs of this one: the scheduler plans no others.
 CREATE TABLE jobs (
     id TEXT NOT NULL,
     tenant_id TEXT NOT NULL,

@@ -306,6 +306,7 @@ STOP_SENTENCES: dict[EndReason, str] = {
     EndReason.FINISHED: "It had finished before its node was given up; its second run is being stopped.",
     EndReason.CANCELLED: "It is being cancelled.",
     EndReason.HELD: "It is being put on hold.",
+    EndReason.PREEMPTED: "It is being stopped, to go on in a cell.",
     EndReason.FAILED: "A part of it failed; the rest is being stopped.",
     EndReason.NODE_LOST: "A node it runs on was lost; the rest is being stopped.",
     EndReason.START_FAILED: "It did not start everywhere; it is being stopped.",

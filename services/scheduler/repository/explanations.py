@@ -32,7 +32,7 @@ SELECT gpus, shares, started_at, running_at, power_limit_w, clock_mhz, stop_requ
 HELD_S = """
 SELECT coalesce(sum(extract(epoch FROM coalesce(ended_at, now()) - started_at)), 0)::float8
   FROM (SELECT started_at, ended_at FROM allocations WHERE job_id = $1
-        UNION ALL SELECT started_at, ended_at FROM jobs WHERE id = $1 AND cell IS NOT NULL) held
+        UNION ALL SELECT started_at, ended_at FROM jobs WHERE id = $1 AND cell <> '') held
 """
 
 SIZES = "SELECT gpus, progress, energy_j, duration_s FROM job_profiles WHERE job_id = $1 ORDER BY gpus"

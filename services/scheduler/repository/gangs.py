@@ -26,7 +26,7 @@ SELECT a.id, a.job_id, a.generation, a.state, a.shares, a.gpus, a.stop_reason, a
        coalesce(w.asleep, false) AS asleep, coalesce(w.awake_at > a.started_at, false) AS was_asleep,
        EXISTS (SELECT FROM device_claims c WHERE c.allocation_id = a.id AND c.packed) AS packed,
        extract(epoch FROM now() - a.stop_requested_at)::float8 AS stopping_s,
-       j.tenant_id, j.cancel_requested, j.hold_requested, j.restarts, j.node_losses,
+       j.tenant_id, j.cancel_requested, j.hold_requested, j.cell IS NOT NULL AS moves, j.restarts, j.node_losses,
        {MAX_RESTARTS} AS max_restarts, {RESTART_AFTER_NODE_LOSS} AS restart_after_node_loss, {GRACE_S} AS grace_s,
        coalesce({WORK_TOTAL} <= p.done, false) AS work_done
   FROM allocations a JOIN jobs j ON j.id = a.job_id LEFT JOIN reported_work p ON p.job_id = a.job_id
@@ -283,6 +283,7 @@ class LiveGang(NamedTuple):
     tenant_id: str
     cancel_requested: bool
     hold_requested: bool
+    moves: bool
     restarts: int
     node_losses: int
     max_restarts: int

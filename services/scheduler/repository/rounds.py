@@ -7,6 +7,7 @@ from services.contracts.engines import QUEUEING
 from services.contracts.policies import PlanSummary
 from services.db import nodes
 from services.db.database import Connection
+from services.db.job_specs import MAY_MOVE
 from services.db.rows import fetch_messages, fetch_row
 from services.kit.readable import Unread, messages_of
 from services.scheduler.repository import gangs
@@ -213,9 +214,10 @@ UPDATE jobs j SET generation = generation + $1
 
 
 # Which cell has a job that might be in one is to be asked of the cells before it is started here (admission).
-UNPLACE = (
-    "UPDATE jobs SET cell = '' WHERE cell IS NULL AND state IN ('queued', 'held') AND generation = 0 AND spec ? 'cells'"
-)
+UNPLACE = f"""
+UPDATE jobs j SET cell = '' WHERE cell IS NULL AND spec ? 'cells'
+   AND (state IN ('queued', 'held') AND generation = 0 OR {MAY_MOVE} AND ended_at IS NULL)
+"""
 
 
 async def make_fit(connection: Connection, generations: int) -> int:

@@ -50,7 +50,8 @@ SELECT j.id, j.tenant_id, j.state,
        coalesce(extract(epoch FROM {DEADLINE})::float8, 'infinity') AS deadline_s,
        {WORK_TOTAL} AS work, {FLEX} AS flex, {profiles.KIND} AS kind, j.labels ->> 'kind' AS kind_label,
        {BATCH_MIN} AS batch_min, {BATCH_MAX} AS batch_max, coalesce({GLOBAL_BATCH}, {BATCH_MIN}) AS base_batch,
-       {FAMILY} AS family, j.spec -> 'service' AS service, j.cancel_requested OR j.hold_requested AS leaves,
+       {FAMILY} AS family, j.spec -> 'service' AS service,
+       j.cancel_requested OR j.hold_requested OR j.cell IS NOT NULL AS leaves,
        j.attained_gpu_s, a.state AS allocation_state, coalesce(a.gpus, 0) AS gpus, a.shares,
        a.power_limit_w, a.clock_mhz, a.unordered_w,
        coalesce(f.energy_j, 0) AS energy_j, coalesce(f.carbon_gco2, 0) AS carbon_gco2,
@@ -65,7 +66,8 @@ _LIVE = """
   LEFT JOIN footprints f ON f.job_id = j.id
   LEFT JOIN reported_work p ON p.job_id = j.id
   LEFT JOIN job_predictions q ON q.job_id = j.id AND q.predicted_at IS NOT NULL
- WHERE j.state IN ('queued', 'starting', 'running', 'preempting') AND j.cell IS NULL AND a.gpus IS DISTINCT FROM 0
+ WHERE j.state IN ('queued', 'starting', 'running', 'preempting') AND (j.cell IS NULL OR a.id IS NOT NULL)
+   AND a.gpus IS DISTINCT FROM 0
    AND NOT (EXISTS (SELECT FROM held_projects)  -- asked once: mostly there is none
             AND j.state = 'queued' AND j.spec -> 'service' IS NULL AND EXISTS (
        SELECT FROM held_projects b WHERE b.tenant_id = j.tenant_id AND b.project IN ('', j.project)))
@@ -228,7 +230,7 @@ class JobRow(NamedTuple):
     base_batch: float | None  #: The user's own batch; None where it is not known
     family: str | None
     service: StoredServiceTerms | None = None  #: The terms of a service instance; None for a training job
-    leaves: bool = False  #: Whether its user wants it cancelled or on hold
+    leaves: bool = False  #: Whether it is to be cancelled, held or placed anew
     attained_gpu_s: float = 0.0
     allocation_state: str | None = None
     gpus: int = 0

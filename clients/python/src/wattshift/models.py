@@ -873,8 +873,8 @@ class JobSpec:
         cells: Cells that may run the job in place of the installation that it is submitted to, by name, or `any`.
             It runs where it emits least and ends in time. Its command and image must be at home there.
         may_move: Whether the job may be stopped, with its grace period, and go on in another cell that has become
-            cleaner: its `checkpoint_dir` is one folder, the same files, in all of its `cells`. It reports its
-            progress.
+            cleaner: its `checkpoint_dir` is one folder, the same files, here and in all of its `cells`. It
+            reports its progress.
     """
 
     name: str
@@ -1743,8 +1743,8 @@ class JobSpecTerms(TypedDict, total=False):
         cells: Cells that may run the job in place of the installation that it is submitted to, by name, or `any`.
             It runs where it emits least and ends in time. Its command and image must be at home there.
         may_move: Whether the job may be stopped, with its grace period, and go on in another cell that has become
-            cleaner: its `checkpoint_dir` is one folder, the same files, in all of its `cells`. It reports its
-            progress.
+            cleaner: its `checkpoint_dir` is one folder, the same files, here and in all of its `cells`. It
+            reports its progress.
     """
 
     image: str | None
