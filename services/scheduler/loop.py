@@ -5,7 +5,7 @@ import contextlib
 import gc
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -38,6 +38,7 @@ from services.scheduler.learning.measuring import Measuring
 from services.scheduler.learning.predicting import Predicting
 from services.scheduler.planning.apply import Applied, Decided, StalePlanError, apply
 from services.scheduler.planning.carbon import CarbonWatch
+from services.scheduler.planning.culprits import culprits
 from services.scheduler.planning.saving import Savings
 from services.scheduler.planning.snapshot import Loaded, load
 from services.scheduler.power.hooks import NoHook, PowerHook
@@ -108,6 +109,11 @@ Answer = dict[str, list[list[Entry]]] | list[tuple[str, list[Entry]]]
 
 LATE_AFTER_S = 60.0  #: A turn that takes longer is reported as one that may never end
 
+UNREACHABLE = (TimeoutError, asyncpg.PostgresError, *CONNECTION_ERRORS)
+
+SET_ASIDE_S = 3_600.0  #: For how long jobs are left out with which no round can be held
+SHOWN = 20  #: Of these, in the log
+
 ATTEMPTS = 5  #: How often a round is repeated after a concurrent change, before it waits for the next tick
 
 
@@ -139,6 +145,15 @@ def note_round(trigger: Trigger, applied: Applied, phases_ms: Mapping[str, float
     for gang, waits_s in (("first", applied.first_waits_s), ("later", applied.later_waits_s)):
         for waited_s in waits_s:
             WAITS.labels(gang).observe(waited_s)
+
+
+def _note_failure(error: Exception) -> None:
+    """Count and log a failure, which is being handled."""
+    FAILURES.inc()
+    if isinstance(error, WattshiftError):
+        log.error("round.failed", error=str(error), kind=type(error).__name__)
+    else:
+        log.exception("turn.failed")
 
 
 class Scheduler:
@@ -229,16 +244,11 @@ class Scheduler:
         try:
             await work()
             return
-        except (TimeoutError, asyncpg.PostgresError, *CONNECTION_ERRORS) as error:
+        except UNREACHABLE as error:
             log.warning("database.waiting", error=str(error) or type(error).__name__)
             await asyncio.sleep(0.2)
-        except WattshiftError as error:
-            FAILURES.inc()
-            log.error("round.failed", error=str(error), kind=type(error).__name__)
-            await asyncio.sleep(self._settings.tick_s)
-        except Exception:
-            FAILURES.inc()
-            log.exception("turn.failed")
+        except Exception as error:
+            _note_failure(error)
             await asyncio.sleep(self._settings.tick_s)
         self._forget()
 
@@ -303,27 +313,61 @@ class Scheduler:
         gc.disable()  # a round over many jobs makes no cycles, and to look for some takes as long as to decide
         try:
             return await self._hold(trigger)
+        except UNREACHABLE:
+            raise
+        except Exception as error:
+            found = await self._culprits(trigger)
+            if not found:
+                raise
+            _note_failure(error)
+            log.error("jobs.set_aside", jobs=found[:SHOWN], count=len(found), lasts_s=SET_ASIDE_S)
+            async with self._database.connection() as connection:
+                await jobs.set_aside(connection, found, SET_ASIDE_S)
+            return await self._hold(trigger)
         finally:
             gc.enable()
+
+    async def _culprits(self, trigger: Trigger) -> list[str]:
+        """Return waiting jobs without which a round can be planned; none if it is not for them that it cannot."""
+        self._forget()
+        async with self._database.connection() as connection:
+            units = await jobs.waiting(connection)
+
+        async def passes(kept: Sequence[list[str]]) -> bool:
+            left_in = {job_id for unit in kept for job_id in unit}
+            try:
+                loaded = await self._load(trigger, {each for unit in units for each in unit} - left_in)
+                policy, is_stored = self._policy_of(loaded)
+                run_under_orders(policy, loaded.snapshot, self._memory_of(loaded, policy, is_stored))
+            except UNREACHABLE:
+                raise
+            except Exception:
+                return False
+            return True
+
+        return [job_id for unit in await culprits(units, passes) or () for job_id in unit]
+
+    async def _load(self, trigger: Trigger, without: Collection[str] = ()) -> Loaded:
+        outlooks = await self._carbon.outlooks(await snapshots.zones(self._database), time.time())
+        await self._predicting.refresh()
+        return await load(
+            self._database,
+            trigger,
+            outlooks,
+            self._settings,
+            self._curves,
+            at_rest=self._power.at_rest(time.monotonic()),
+            covers=self._nodes.hook.covers,
+            predicting=self._predicting,
+            kept=None if without else self._kept,
+            known_version=self._memory[0] if self._memory and self._note is None else None,
+            without=without,
+        )
 
     async def _hold(self, trigger: Trigger) -> Round | None:
         for _ in range(ATTEMPTS):
             began = time.perf_counter()
-            outlooks = await self._carbon.outlooks(await snapshots.zones(self._database), time.time())
-            await self._predicting.refresh()
-            at_rest = self._power.at_rest(time.monotonic())
-            loaded = await load(
-                self._database,
-                trigger,
-                outlooks,
-                self._settings,
-                self._curves,
-                at_rest=at_rest,
-                covers=self._nodes.hook.covers,
-                predicting=self._predicting,
-                kept=self._kept,
-                known_version=self._memory[0] if self._memory and self._note is None else None,
-            )
+            loaded = await self._load(trigger)
             snapshot, ratios = with_ratios(loaded.snapshot, self._ratios)
             if ratios != self._ratios:
                 for order in snapshot.orders:
@@ -364,11 +408,13 @@ class Scheduler:
             return done
         return None
 
-    def _decide(self, loaded: Loaded, policy: Policy[Any], is_stored: bool, began: float) -> tuple[Decided, Any]:
+    def _memory_of(self, loaded: Loaded, policy: Policy[Any], is_stored: bool) -> Any:
         if is_stored and loaded.memory is None and self._memory:
-            memory = self._memory[1]
-        else:
-            memory = policy.load(loaded.memory) if loaded.memory and is_stored else policy.initial()
+            return self._memory[1]
+        return policy.load(loaded.memory) if loaded.memory and is_stored else policy.initial()
+
+    def _decide(self, loaded: Loaded, policy: Policy[Any], is_stored: bool, began: float) -> tuple[Decided, Any]:
+        memory = self._memory_of(loaded, policy, is_stored)
         result = run_under_orders(policy, loaded.snapshot, memory)
         decide_ms = (time.perf_counter() - began) * 1e3
         if self._note is not None and loaded.snapshot.trigger is Trigger.ACTIVE:

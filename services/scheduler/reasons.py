@@ -23,6 +23,7 @@ SENTENCES: dict[Reason, str] = {
     Reason.DEPENDENCY: "It waits for other jobs to end.",
     Reason.ARRAY_LIMIT: "As many tasks of its array run as may at once.",
     Reason.BACKING_OFF: "It ended soon after each of its last starts, and pauses before the next one.",
+    Reason.SET_ASIDE: "The scheduler cannot plan with it: it is left out for a while, and operators are told why.",
     Reason.IN_CELL: "Another installation has it.",
     Reason.CHOOSING_CELL: "It is being chosen which installation is to run it.",
     Reason.ENGINE_LIMIT: "Its engine does not start it yet, whatever GPUs are free.",

@@ -691,6 +691,7 @@ def _untrue(row: tuple[str | None, ...]) -> str | None:
         None: False,
         Reason.TENANT_QUOTA.value: not has_quota,
         Reason.BACKING_OFF.value: pauses == "t",
+        Reason.SET_ASIDE.value: False,
         Reason.NO_ELIGIBLE_NODE.value: has_room < needs,
         Reason.NOT_ENOUGH_FREE_GPUS.value: has_room < needs or others != "0",
         Reason.DEPENDENCY.value: False,

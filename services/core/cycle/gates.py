@@ -23,6 +23,11 @@ NEVER_MET = {
     Condition.NOT_OK: "It was to start only if {name} fails or is cancelled, and that succeeded.",
 }
 
+PAUSED = {
+    Reason.BACKING_OFF: "It ended soon after it was started, again and again: its next start is not before {until}.",
+    Reason.SET_ASIDE: "The scheduler cannot plan with it, and tries again at {until}. Operators see why in its log.",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Need:
@@ -55,6 +60,7 @@ class GatedJob:
     has_run: bool  #: Whether it ever had one: a task that was preempted keeps its turn
     blocked: str = ""  #: Why its engine will not start it, whatever GPUs are free; empty if only GPUs are missing
     paused: str = ""  #: Until when it pauses before starting again, in words; empty if it does not
+    set_aside: bool = False  #: Whether it pauses as no round can be held with it
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +96,8 @@ def withheld(jobs: Sequence[GatedJob], limits: Mapping[str, int], needs: Iterabl
         elif job.blocked:
             found[job.id] = Withheld(job.id, Reason.ENGINE_LIMIT, blocked_words(job.blocked))
         elif job.paused:
-            words = f"It ended soon after it was started, again and again: its next start is not before {job.paused}."
-            found[job.id] = Withheld(job.id, Reason.BACKING_OFF, words)
+            reason = Reason.SET_ASIDE if job.set_aside else Reason.BACKING_OFF
+            found[job.id] = Withheld(job.id, reason, PAUSED[reason].format(until=job.paused))
         elif waits_for := [*open_needs.get(job.id, ()), *open_needs.get(job.array or "", ())]:
             found[job.id] = Withheld(job.id, Reason.DEPENDENCY, _words(waits_for))
         elif job.array in room:

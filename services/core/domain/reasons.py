@@ -56,6 +56,7 @@ class Reason(StrEnum):
     DEPENDENCY = "dependency"  #: It waits for other jobs to end, as its user asked
     ARRAY_LIMIT = "array_limit"  #: As many tasks of its array hold GPUs as may at once
     BACKING_OFF = "backing_off"  #: It ended soon after each of its last starts, and pauses before the next one
+    SET_ASIDE = "set_aside"  #: No round could be held with it, and it is left out for a while, so that others start
     IN_CELL = "in_cell"  #: Another installation has it
     CHOOSING_CELL = "choosing_cell"  #: It is being chosen which installation is to run it
     ENGINE_LIMIT = "engine_limit"

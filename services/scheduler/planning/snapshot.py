@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -88,6 +88,7 @@ async def load(
     predicting: Predicting | None = None,
     kept: KeptJobs | None = None,
     known_version: int | None = None,
+    without: Collection[str] = (),
 ) -> Loaded:
     """Return the live state as one snapshot.
 
@@ -102,10 +103,16 @@ async def load(
         predicting: Predicts the lengths of jobs that are seen for the first time; they are to be kept.
         kept: The jobs that the last round saw; None: all are read again.
         known_version: The version whose policy memory the caller already has.
+        without: Jobs that are left out.
     """
     async with database.transaction("repeatable_read", readonly=True) as connection:
         rows, unexplained = await read_rows(
-            connection, settings, kept, with_unpredicted=predicting is not None, known_version=known_version
+            connection,
+            settings,
+            kept,
+            with_unpredicted=predicting is not None,
+            known_version=known_version,
+            without=without,
         )
     predictions = predicting.predict(rows.unpredicted) if predicting and rows.unpredicted else None
     snapshot = snapshot_of(
@@ -124,12 +131,13 @@ async def read_rows(
     with_unpredicted: bool,
     known_version: int | None = None,
     with_endings: bool = False,
+    without: Collection[str] = (),
 ) -> tuple[ClusterRows, Sequence[Withheld]]:
     """Return what a snapshot is made of, without the queued jobs that must not start yet.
 
     Args:
         connection: In a transaction that sees one state of the database throughout.
-        settings, kept, known_version: As for ``load``.
+        settings, kept, known_version, without: As for ``load``.
         with_unpredicted: Whether the specs of jobs whose lengths are not predicted yet are wanted.
         with_endings: As for ``snapshots.cluster``.
 
@@ -141,6 +149,8 @@ async def read_rows(
     closed = {each.id for each in left_out}
     of_gated = [row.id for row in found.rows if row.id not in closed] if closed else None
     jobs = JobRows.of(await (kept.fetch(connection, of_gated) if kept else snapshots.jobs(connection, of_gated)))
+    if without:
+        jobs = jobs.where(~np.isin(jobs.columns["id"], [*without]))
     columns = jobs.columns
     unpredicted = np.isnan(columns["predicted_gpu_s"]) & ~jobs.have("service")
     unscaled = np.isfinite(columns["batch_min"]) & np.isnan(columns["noise_scale"])

@@ -127,7 +127,7 @@ SELECT e.job_id, e.engine, g.mode, g.kind, coalesce(e.decision ->> 'action', '')
 
 GATE = """
 UPDATE jobs j SET gated = w.blocked FROM unnest($1::text[], $2::bool[]) AS w (id, blocked)
- WHERE j.id = w.id AND j.gated <> w.blocked
+ WHERE j.id = w.id AND j.gated <> w.blocked AND (w.blocked OR coalesce(j.not_before <= now(), true))
 """
 
 WISHES = """

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from services.core.cycle.gates import GatedJob, Need, Withheld
 from services.core.domain.dependencies import Condition, Ends
+from services.core.domain.reasons import Reason
 from services.db.database import Connection
 from services.db.rows import fetch_rows
 
@@ -86,7 +87,16 @@ class Gates:
     def jobs(self) -> list[GatedJob]:
         """The jobs."""
         return [
-            GatedJob(row.id, row.array_id, row.array_index, row.holds_gpus, row.has_run, row.blocked, row.paused)
+            GatedJob(
+                row.id,
+                row.array_id,
+                row.array_index,
+                row.holds_gpus,
+                row.has_run,
+                row.blocked,
+                row.paused,
+                row.reason == Reason.SET_ASIDE,
+            )
             for row in self.rows
         ]
 

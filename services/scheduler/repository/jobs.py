@@ -5,6 +5,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from services.core.domain.jobs import JobState, check_transition
+from services.core.domain.reasons import Reason
 from services.db.database import Connection
 from services.db.job_rows import SPEC_TO_RUN
 from services.db.job_specs import CHECKPOINT_DIR
@@ -36,6 +37,17 @@ UPDATE jobs SET reason = h.reason, detail = h.detail, expected_start_at = h.expe
   FROM unnest($1::text[], $2::text[], $3::text[], $4::timestamptz[]) AS h(id, reason, detail, expected_start_at)
  WHERE jobs.id = h.id AND jobs.state = 'queued' AND jobs.cell IS NULL
    AND (jobs.reason, jobs.detail, jobs.expected_start_at) IS DISTINCT FROM (h.reason, h.detail, h.expected_start_at)
+"""
+
+WAITING = """
+SELECT array_agg(id) AS ids FROM jobs WHERE state = 'queued' AND cell IS NULL
+ GROUP BY coalesce(array_id, id) ORDER BY min(submitted_at), coalesce(array_id, id)
+"""
+
+SET_ASIDE = """
+UPDATE jobs SET reason = $2, detail = NULL, expected_start_at = NULL, gated = true,
+       not_before = now() + make_interval(secs => $3)
+ WHERE id = ANY($1::text[]) AND state = 'queued' AND cell IS NULL
 """
 
 EVENT = "INSERT INTO job_events (job_id, tenant_id, type, data) SELECT id, tenant_id, $2, $3 FROM jobs WHERE id = $1"
@@ -126,6 +138,16 @@ async def hold(connection: Connection, waiting: Sequence[Waiting]) -> None:
     """Store why jobs that still wait do so."""
     if waiting:
         await connection.execute(HOLD, *(list(column) for column in zip(*waiting, strict=True)))
+
+
+async def waiting(connection: Connection) -> list[list[str]]:
+    """Return the jobs that wait, oldest first; the tasks of an array are one entry."""
+    return [row["ids"] for row in await connection.fetch(WAITING)]
+
+
+async def set_aside(connection: Connection, ids: Sequence[str], lasts_s: float) -> None:
+    """Leave waiting jobs out of rounds for a time."""
+    await connection.execute(SET_ASIDE, ids, Reason.SET_ASIDE.value, lasts_s)
 
 
 async def note(connection: Connection, job_id: str, event: str, data: Json) -> None:
