@@ -43,15 +43,16 @@ def moves(snapshot: Snapshot, plan: Plan, ranking: Ranking, view: View, config: 
             fixed.update(at)
         elif nodes.schedulable[at[0]]:
             on[at[0]].append(job)
-    waits = [
+    runnable = set(view.jobs.tolist())
+    waits = (
         (job, gpus)
         for job, gpus in zip(ranking.order.tolist(), ranking.gpus.tolist(), strict=True)
-        if jobs.phase[job] == Phase.QUEUED and jobs.ids[job] not in started and job in view.jobs
-    ]
+        if jobs.phase[job] == Phase.QUEUED and jobs.ids[job] not in started and job in runnable
+    )
     candidates = sorted(set(on) - fixed, key=lambda node: (int(jobs.gpus[on[node]].sum()), node))
     found, moving = list[int](), _Moving(snapshot, starts, view, config, on)
-    if waits:
-        found = moving.for_a_gang(candidates, waits[0])
+    if first := next(waits, None):
+        found = moving.for_a_gang(candidates, first)
     elif config.power_down and snapshot.idle_w.size and not stopped:
         found = moving.for_a_node(candidates)
     return [Preempt(jobs.ids[job], Reason.DEFRAGMENTATION, int(jobs.gpus[job])) for job in found]
