@@ -38,7 +38,7 @@ from services.simulator.workload import Behaviour, JobProfile, Workload
 
 LIMIT = ControlKind.POWER_LIMIT
 HALVINGS = 40
-FULL = 0.9  #: The share of a step's GPU seconds from which on it is full: gangs do not fill them without gaps
+FULL = 0.95  #: The share of a step's GPU seconds from which on it is full: gangs do not fill them without gaps
 CLOSED_G = 1e5  #: What a GPU hour of a full step costs, gCO2
 MORE = 1e-3  #: By how much more work is planned for than there is, as events are rounded
 AGAIN = 4  #: How often a plan whose stages go otherwise than their mean is made anew

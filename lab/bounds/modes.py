@@ -6,7 +6,8 @@ together. Where idle nodes may sleep, an unused GPU draws nothing; where not, it
 window of the run. The linear programme, over jobs ``i``, modes ``m``, GPU models ``d`` and steps ``t`` of the grid:
 
     minimise    sum_t c[t]/1000 (sum_{i,m} P[m] x[i,m,t] + sum_d a[t] I[d] (G[d] h[t] - sum_{i, m on d} n[m] x[i,m,t]))
-    subject to  sum_{t, m of stage j} s[m] x[i,m,t] >= W[i] / J     every stage of every job is done
+    subject to  sum_{t, m of stage j} s[m] x[i,m,t] >= W[i] / J     every stage of every job is done; of the first,
+                                                                    U[i] min_m s[m] more
                 sum_m x[i,m,t] <= h[i,t]                            a job is one gang at a time, and in its window
                 sum_{i, m on d} n[m] x[i,m,t] <= G[d] h[t]          no more GPUs than there are
                 x >= 0
@@ -26,6 +27,7 @@ a[t]     1 where unused GPUs draw that, 0 where they sleep (``sleeps``)
 h[t]     length of a step                                                             h
 h[i,t]   the part of a step between ``release_s`` and ``deadline_s`` of a job         h
 W[i]     ``work``                                                                     work
+U[i]     ``Modes.start_h``, once                                                      h
 ======== ============================================================================ =========
 
 **Why no run is below it.** Take any run in which every job ends by its deadline, and let ``x[i,m,t]`` be for how long
@@ -35,7 +37,8 @@ is not there. So x is feasible. The objective is no more than the run emitted. W
 nodes do not sleep, every unused GPU drew its idle power, from the first submission to the run's end, as here. Where
 they may, an unused GPU of a node that is awake, and a node that boots, drew at least nothing (in hours of negative
 intensity, where drawing more emits less, ``a`` is 1). Of what binds a run besides, the programme minds nothing: work is
-cut and stopped at no cost, stages come in any order, gangs fit anywhere, lengths and the grid are known.
+cut and stopped at no cost (but a first start where ``start_h`` is given), stages come in any order, gangs fit anywhere,
+lengths and the grid are known.
 
 **Deadlines** are the caller's. For a run some of whose jobs ended late, those may be no earlier than these ends.
 
@@ -89,6 +92,7 @@ class Modes:
         model: Index of the GPU model it runs on.
         stage: The stage of the job's work it is a mode of, from 0.
         stages: Equal shares of the work, done one after the other.
+        start_h: How long a gang draws power before it works, hours; counted once a job.
     """
 
     speed: Floats
@@ -97,6 +101,7 @@ class Modes:
     model: Ints
     stage: Ints
     stages: int = 1
+    start_h: float = 0.0
 
     def __post_init__(self) -> None:
         columns = (self.power_w, self.gpus, self.model, self.stage)
@@ -236,8 +241,8 @@ class _Jobs:
             rows = np.flatnonzero(problem.kind == at)
             rows = rows[np.argsort(self._first[rows], kind="stable")]
             if rows.size:
-                weighted, unit = _weighted(modes, problem, prune=prune)
-                self._kinds.append(_Kind(weighted, rows, problem.work[rows] * unit, np.zeros(rows.size)))
+                weighted, unit, started = _weighted(modes, problem, prune=prune)
+                self._kinds.append(_Kind(weighted, rows, problem.work[rows] * unit + started, np.zeros(rows.size)))
 
     def priced(self, price: Floats) -> tuple[float, Floats]:
         """Return the least cost of all jobs at these prices of GPUs, gCO2, and the GPU-hours they would use then."""
@@ -358,14 +363,15 @@ class _Pairs:
         return low, high
 
 
-def _weighted(modes: Modes, problem: ModesProblem, *, prune: bool) -> tuple[Modes, float]:
-    """Return the modes that are of use, with speeds in units of weighted work, and that unit per unit of work."""
+def _weighted(modes: Modes, problem: ModesProblem, *, prune: bool) -> tuple[Modes, float, float]:
+    """Return the modes that are of use, with speeds in weighted work; its unit per unit of work; that of a start."""
     idle_w = np.zeros_like(problem.idle_w) if problem.sleeps else problem.idle_w
     above_w = modes.power_w - idle_w[modes.model] * modes.gpus
     per_work = np.maximum(above_w if bool((above_w > 0).all()) else modes.power_w, 1.0) / modes.speed
     least = np.full(modes.stages, np.inf)
     np.minimum.at(least, modes.stage, per_work)
     speed = modes.speed * least[modes.stage]
+    started = modes.start_h * float(speed[modes.stage == 0].min())
     modes = replace(modes, speed=speed, stage=np.zeros_like(modes.stage), stages=1)
     if prune:
         columns = np.stack([-speed, above_w, modes.gpus, modes.model, -modes.model], dtype=np.float64)
@@ -374,7 +380,7 @@ def _weighted(modes: Modes, problem: ModesProblem, *, prune: bool) -> tuple[Mode
             own = np.flatnonzero(modes.gpus == size)
             kept = np.setdiff1d(kept, own[_beaten(columns[:, own])])
         modes = modes.take(kept[~_beaten(columns[:, kept])])
-    return modes, float(least.mean())
+    return modes, float(least.mean()), started
 
 
 def _beaten(columns: Floats) -> Bools:

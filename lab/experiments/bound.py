@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -130,6 +130,7 @@ def least_of_run(
     makespan_s: float,
     slack: Slack,
     price_gco2: Floats | None = None,
+    starts: bool = False,
 ) -> LeastCarbon:
     """Return the bound of a run.
 
@@ -143,6 +144,7 @@ def least_of_run(
         makespan_s: Of the run.
         slack: How much later than in the run jobs may end, if that is later still.
         price_gco2: To begin from, as ``least_carbon`` takes it.
+        starts: Whether a job's first start counts.
 
     Raises:
         DomainError: a job that could have run has not ended, or jobs on slices.
@@ -151,7 +153,7 @@ def least_of_run(
         raise DomainError("there is no bound for jobs on slices")
     kept = workload.rigid() if not levers.widths else workload
     site = _Site(cluster, options)
-    kinds, kind = _kinds(kept, site, levers)
+    kinds, kind = _kinds(kept, site, levers, starts=starts)
     begin_s = float(workload.submitted_s[0])
     end_s = begin_s + makespan_s
     rows = np.flatnonzero(kind >= 0)
@@ -189,7 +191,7 @@ class _Site:
         self.idle_w = np.array([own[0].model.idle_w + options.host_idle_w for own in groups])
 
 
-def _kinds(workload: Workload, site: _Site, levers: Levers) -> tuple[tuple[Modes, ...], Ints]:
+def _kinds(workload: Workload, site: _Site, levers: Levers, *, starts: bool) -> tuple[tuple[Modes, ...], Ints]:
     """Return the kinds of jobs, and whose is which: (n_jobs,), -1 of jobs that fit nowhere."""
     eligible = eligible_models(workload, site.models)
     tunes = who_tunes(len(workload), site.options) & levers.batches
@@ -204,7 +206,8 @@ def _kinds(workload: Workload, site: _Site, levers: Levers) -> tuple[tuple[Modes
         modes = _modes(workload.profiles[profile], gangs, site, levers, tunes=bool(tuned), may=list(map(bool, may)))
         if modes is not None:
             place[at] = len(kinds)
-            kinds.append(modes)
+            start_h = workload.profiles[profile].restart_s / S_PER_HOUR if starts else 0.0
+            kinds.append(replace(modes, start_h=start_h))
     return tuple(kinds), place[index.reshape(-1)]
 
 

@@ -1,9 +1,9 @@
-"""The cloud week and the day from both sides: ``python -m lab.reproductions.joint_certificate PAGE``.
+"""The cloud week, the day and four weeks from both sides: ``python -m lab.reproductions.joint_certificate PAGE``.
 
 What no schedule is below (``lab.bounds.modes``), a schedule that the simulator carries out (``lab.bounds.feasible``),
 and ``joint`` with and without knowing lengths and the grid, for the same jobs, windows and levers: every job may end 24
-hours later than at one GPU by itself. Makes ``joint-certificate`` and ``joint-certificate-day`` of PAGE anew, in some
-ten minutes.
+hours later than at one GPU by itself. Makes ``joint-certificate``, ``joint-certificate-day`` and
+``joint-certificate-weeks`` of PAGE anew, in some 25 minutes.
 """
 
 from __future__ import annotations
@@ -39,6 +39,14 @@ TRIES, EARLIER_S = 4, 600.0
 ALONE = {"hour_share": 0.0, "slack_s": SLACK_S, "slack_share": 1e6}
 
 
+ROWS: tuple[tuple[str, bool, dict[str, bool]], ...] = (
+    ("joint, lengths and grid known", True, {}),
+    ("joint, both known, hours and sizes together", True, {"width_by_hour": True}),
+    ("joint", False, {}),
+    ("joint, hours and sizes together", False, {"width_by_hour": True}),
+)
+
+
 @dataclass(frozen=True)
 class Problem:
     """Jobs on a cluster, and the zones in which they are asked for."""
@@ -51,18 +59,23 @@ class Problem:
     zones: tuple[str, ...]
     seed: int = 0
     options: EngineOptions = OPTIONS
+    rows: tuple[tuple[str, bool, dict[str, bool]], ...] = ROWS
+    label: str = ""
 
 
 CLOUD = Problem("green-year", "2023-07-01", 7.0, 17.0, "128x2:RTX3090", ("GB", "SE", "US-CAL-CISO"))
-DAY = Problem(
-    "green-day", "2023-08-08", 1.0, 8.0, "32x2:RTX3090", ("GB", "SE"), 1, EngineOptions(power_down_after_s=60.0)
-)
-ROWS: tuple[tuple[str, bool, dict[str, bool]], ...] = (
-    ("joint, lengths and grid known", True, {}),
-    ("joint, both known, hours and sizes together", True, {"width_by_hour": True}),
-    ("joint", False, {}),
-    ("joint, hours and sizes together", False, {"width_by_hour": True}),
-)
+FULL = EngineOptions(power_down_after_s=60.0)
+DAY = Problem("green-day", "2023-08-08", 1.0, 8.0, "32x2:RTX3090", ("GB", "SE"), 1, FULL)
+WEEKS = tuple(
+    Problem("green-year", start, 7.0, 14.0, "32x2:RTX3090", ("GB", "SE"), 1, FULL, ROWS[1:2], f"{month}, ")
+    for month, start in (
+        ("January", "2023-01-09"),
+        ("April", "2023-04-10"),
+        ("July", "2023-07-10"),
+        ("October", "2023-10-09"),
+    )
+)  #: As joint-year-bound's
+TABLES = {"": (CLOUD,), "-day": (DAY,), "-weeks": WEEKS}
 
 
 @dataclass(frozen=True)
@@ -94,6 +107,7 @@ def both_sides(
         jct_s=np.zeros(len(jobs)),
         makespan_s=end_s - begin_s,
         slack=Slack(slack_s),
+        starts=True,
     )
     curve = Grid(grid, 1.0, 1.0).between(begin_s, end_s)
     idle_w = group.model.idle_w + options.host_idle_w
@@ -111,24 +125,25 @@ def both_sides(
     return min(found, key=lambda each: (each.late(each.feasible), each.feasible.carbon_kg))
 
 
-def certificate_table(zones: Sequence[str] = (), of: Problem = CLOUD) -> str:
-    """Return a row per zone, of the problem's, and schedule: its carbon, above the bound and above the one found."""
+def certificate_table(zones: Sequence[str] = (), problems: Sequence[Problem] = (CLOUD,)) -> str:
+    """Return a row per problem, zone and schedule: its carbon, above the bound and above the one found."""
     lines = ["| zone | schedule | carbon, kg | above the bound | above the schedule found | mean JCT, h | late |"]
     lines.append("|---|---|---:|---:|---:|---:|---:|")
-    jobs, cluster = read_jobs(of.jobs, start=of.start, days=of.days, seed=of.seed), ClusterSpec.parse(of.cluster)
-    for zone in zones or of.zones:
-        grid, issued = (
-            read_carbon(zone, start=of.start, days=of.grid_days, forecast=each)
-            for each in (ForecastKind.PERFECT, "issued")
-        )
-        sides = both_sides(jobs, cluster, grid, options=of.options)
-        lines.append(f"| {zone} | bound | {sides.least_kg:.2f} | | | | |")
-        lines.append(_row(zone, "found, all known", sides.feasible, sides))
-        for name, known, more in ROWS:
-            asked, seen = (jobs, grid) if known else (predicted("none", jobs), issued)
-            params = {**ALONE, **more}
-            result = Simulation(build_policy("joint", params), asked, cluster, seen, of.options).run(params)
-            lines.append(_row(zone, name, result, sides))
+    for of in problems:
+        jobs, cluster = read_jobs(of.jobs, start=of.start, days=of.days, seed=of.seed), ClusterSpec.parse(of.cluster)
+        for zone in zones or of.zones:
+            grid, issued = (
+                read_carbon(zone, start=of.start, days=of.grid_days, forecast=each)
+                for each in (ForecastKind.PERFECT, "issued")
+            )
+            sides, where = both_sides(jobs, cluster, grid, options=of.options), of.label + zone
+            lines.append(f"| {where} | bound | {sides.least_kg:.2f} | | | | |")
+            lines.append(_row(where, "found, all known", sides.feasible, sides))
+            for name, known, more in of.rows:
+                asked, seen = (jobs, grid) if known else (predicted("none", jobs), issued)
+                params = {**ALONE, **more}
+                result = Simulation(build_policy("joint", params), asked, cluster, seen, of.options).run(params)
+                lines.append(_row(where, name, result, sides))
     return "\n".join(lines)
 
 
@@ -143,5 +158,7 @@ def _row(zone: str, name: str, result: SimulationResult, sides: Sides) -> str:
 
 if __name__ == "__main__":
     load_policies()
-    tables = {"joint-certificate": certificate_table, "joint-certificate-day": partial(certificate_table, of=DAY)}
-    fill(Path(sys.argv[1]), tables)
+    fill(
+        Path(sys.argv[1]),
+        {f"joint-certificate{name}": partial(certificate_table, problems=of) for name, of in TABLES.items()},
+    )

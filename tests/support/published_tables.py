@@ -589,9 +589,9 @@ LAST = "last peak"
 OTHERS = [
     *(Again("joint", name, lambda make=make: make(paired())) for name, make in joint_pairs.TABLES.items()),
     Again("joint", "joint-anywhere", judged),
-    Again("joint", "joint-certificate", lambda: joint_certificate.certificate_table(("GB",))),
-    Again(
-        "joint", "joint-certificate-day", lambda: joint_certificate.certificate_table(("GB",), joint_certificate.DAY)
+    *(
+        Again("joint", f"joint-certificate{name}", partial(joint_certificate.certificate_table, ("GB",), of))
+        for name, of in joint_certificate.TABLES.items()
     ),
     Again("green", "green-compatible", green_compatible.compatible_table),
     Again("joint", "joint-zones", lambda: joint_zones.zones_table(data())),

@@ -58,6 +58,9 @@ def test_a_job_takes_the_greenest_hours_of_its_window() -> None:
     found = least_carbon(a_problem([300, 200, 100, 400, 50], 4, [(one, 2, 0.5, 4)]))
     assert found.carbon_gco2 == pytest.approx(0.5 * (100 + 200))
     assert found.used_gpu_hours.tolist() == [[0, 1, 1, 0, 0]]
+    # With a start of six minutes, in which it draws as much.
+    late = least_carbon(a_problem([300, 200, 100, 400, 50], 4, [(replace(one, start_h=0.1), 1.5, 0.5, 4)]))
+    assert late.carbon_gco2 == pytest.approx(0.5 * (100 + 0.6 * 200))
 
 
 def test_a_job_is_no_wider_than_its_widest_gang_and_grows_only_where_that_pays() -> None:
@@ -119,6 +122,7 @@ def programme(problem: ModesProblem) -> float | None:
         cost = intensity[step] * (own.power_w[mode] / 1000 - idle_kw[step] * own.gpus[mode])
         columns = builder.add_variables(step.size, cost=cost)
         per_stage = np.full(own.stages, work / own.stages)
+        per_stage[0] += own.start_h * own.speed[own.stage == 0].min()
         builder.add_rows(own.stages, (own.stage[mode], columns, own.speed[mode]), lower=per_stage)
         builder.add_rows(hours, (step, columns, 1.0), upper=within[np.arange(hours) * own.speed.size])
         jobs.append((step, columns, own.gpus[mode]))
@@ -181,15 +185,19 @@ def cases(draw: st.DrawFn) -> Case:
         ]
         release = draw(st.integers(0, hours - 1))
         deadline = draw(st.integers(release + 1, hours))
-        jobs.append((modes(*rows, stages=stages), draw(st.sampled_from([0.3, 1.0, 1.6])), release, deadline))
+        own = replace(modes(*rows, stages=stages), start_h=draw(st.sampled_from([0.0, 0.25])))
+        jobs.append((own, draw(st.sampled_from([0.3, 1.0, 1.6])), release, deadline))
     intensities = draw(st.lists(st.sampled_from([-40.0, 20.0, 100.0, 500.0]), min_size=hours, max_size=hours))
     idle_w, sleeps = draw(st.sampled_from([0.0, 60.0])), draw(st.booleans())
     return Case(a_problem(intensities, nodes * per_node, jobs, idle_w=idle_w, sleeps=sleeps), nodes, per_node)
 
 
 def runs_on(own: Modes, choice: int, left: float, whole: float) -> Iterator[tuple[float, float, float]]:
-    """Yield until when a job of so much work left runs in an hour, at which power, and what is left then."""
+    """Yield until when a job with this work left runs in an hour, at which power, and what is left then."""
     per_stage, choices, clock = whole / own.stages, own.speed.size // own.stages, 0.0
+    if left == whole:
+        clock = own.start_h
+        yield clock, float(own.power_w[choice]), left
     while left > 1e-12 and clock < 1 - 1e-12:
         stage = min(int((whole - left) / per_stage + 1e-9), own.stages - 1)
         mode = stage * choices + choice
