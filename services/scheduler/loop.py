@@ -109,8 +109,6 @@ Answer = dict[str, list[list[Entry]]] | list[tuple[str, list[Entry]]]
 
 LATE_AFTER_S = 60.0  #: A turn that takes longer is reported as one that may never end
 
-UNREACHABLE = (TimeoutError, asyncpg.PostgresError, *CONNECTION_ERRORS)
-
 SET_ASIDE_S = 3_600.0  #: For how long jobs are left out with which no round can be held
 SHOWN = 20  #: Of these, in the log
 
@@ -145,6 +143,12 @@ def note_round(trigger: Trigger, applied: Applied, phases_ms: Mapping[str, float
     for gang, waits_s in (("first", applied.first_waits_s), ("later", applied.later_waits_s)):
         for waited_s in waits_s:
             WAITS.labels(gang).observe(waited_s)
+
+
+def _passes_over(error: Exception) -> bool:
+    """Whether the database is away, busy or full; a value that it does not take stays one."""
+    refused = isinstance(error, (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError))
+    return isinstance(error, (TimeoutError, asyncpg.PostgresError, *CONNECTION_ERRORS)) and not refused
 
 
 def _note_failure(error: Exception) -> None:
@@ -244,12 +248,12 @@ class Scheduler:
         try:
             await work()
             return
-        except UNREACHABLE as error:
-            log.warning("database.waiting", error=str(error) or type(error).__name__)
-            await asyncio.sleep(0.2)
         except Exception as error:
-            _note_failure(error)
-            await asyncio.sleep(self._settings.tick_s)
+            if passes_over := _passes_over(error):
+                log.warning("database.waiting", error=str(error) or type(error).__name__)
+            else:
+                _note_failure(error)
+            await asyncio.sleep(0.2 if passes_over else self._settings.tick_s)
         self._forget()
 
     def _forget(self) -> None:
@@ -313,11 +317,8 @@ class Scheduler:
         gc.disable()  # a round over many jobs makes no cycles, and to look for some takes as long as to decide
         try:
             return await self._hold(trigger)
-        except UNREACHABLE:
-            raise
         except Exception as error:
-            found = await self._culprits(trigger)
-            if not found:
+            if _passes_over(error) or not (found := await self._culprits(trigger)):
                 raise
             _note_failure(error)
             log.error("jobs.set_aside", jobs=found[:SHOWN], count=len(found), lasts_s=SET_ASIDE_S)
@@ -339,9 +340,9 @@ class Scheduler:
                 loaded = await self._load(trigger, {each for unit in units for each in unit} - left_in)
                 policy, is_stored = self._policy_of(loaded)
                 run_under_orders(policy, loaded.snapshot, self._memory_of(loaded, policy, is_stored))
-            except UNREACHABLE:
-                raise
-            except Exception:
+            except Exception as error:
+                if _passes_over(error):
+                    raise
                 return False
             return True
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import asyncpg
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,7 +45,7 @@ async def test_of_units_that_fail_together_the_later_is_found_and_nothing_where_
     assert await culprits(range(9), never) is None
 
 
-@pytest.mark.parametrize("where", ["policy", "snapshot"])
+@pytest.mark.parametrize("where", ["policy", "snapshot", "rows"])
 async def test_others_start_and_it_says_why_it_does_not(
     world: World, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
@@ -63,8 +64,10 @@ async def test_others_start_and_it_says_why_it_does_not(
 
     if where == "policy":
         failing(loop, "run_under_orders", lambda _, seen, __: seen.jobs.ids, PlanError("device 0 is given twice"))
-    else:
+    elif where == "snapshot":
         failing(snapshot, "snapshot_of", lambda rows, *_: [each.id for each in rows.jobs], IndexError("of no kind"))
+    else:
+        failing(snapshot, "with_permitted", lambda made, *_: made.jobs.ids, asyncpg.DataError("out of range"))
     first = await world.job()
     bad, (array, tasks) = await world.job(), await world.array(3)
     last = await world.job()
