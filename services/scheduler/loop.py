@@ -146,7 +146,7 @@ def note_round(trigger: Trigger, applied: Applied, phases_ms: Mapping[str, float
 
 
 def _passes_over(error: Exception) -> bool:
-    """Whether the database is away, busy or full; a value that it does not take stays one."""
+    """Whether a failure is one of a database that is away, busy or full; a value that it refuses will be again."""
     refused = isinstance(error, (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError))
     return isinstance(error, (TimeoutError, asyncpg.PostgresError, *CONNECTION_ERRORS)) and not refused
 
@@ -329,7 +329,7 @@ class Scheduler:
             gc.enable()
 
     async def _culprits(self, trigger: Trigger) -> list[str]:
-        """Return waiting jobs without which a round can be planned; none if it is not for them that it cannot."""
+        """Return the waiting jobs that keep a round from being planned; none if something else does."""
         self._forget()
         async with self._database.connection() as connection:
             units = await jobs.waiting(connection)

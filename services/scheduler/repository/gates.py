@@ -87,17 +87,7 @@ class Gates:
     def jobs(self) -> list[GatedJob]:
         """The jobs."""
         return [
-            GatedJob(
-                row.id,
-                row.array_id,
-                row.array_index,
-                row.holds_gpus,
-                row.has_run,
-                row.blocked,
-                row.paused,
-                row.reason == Reason.SET_ASIDE,
-            )
-            for row in self.rows
+            GatedJob(*row[:5], row.blocked, row.paused, set_aside=row.reason == Reason.SET_ASIDE) for row in self.rows
         ]
 
     @property
