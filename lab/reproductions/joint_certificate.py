@@ -64,10 +64,10 @@ class Problem:
 
 
 CLOUD = Problem("green-year", "2023-07-01", 7.0, 17.0, "128x2:RTX3090", ("GB", "SE", "US-CAL-CISO"))
-FULL = EngineOptions(power_down_after_s=60.0)
-DAY = Problem("green-day", "2023-08-08", 1.0, 8.0, "32x2:RTX3090", ("GB", "SE"), 1, FULL)
+BOOTS = EngineOptions(power_down_after_s=60.0)  #: Nodes sleep a minute after their last job, and take time to boot
+DAY = Problem("green-day", "2023-08-08", 1.0, 8.0, "32x2:RTX3090", ("GB", "SE"), 1, BOOTS)
 WEEKS = tuple(
-    Problem("green-year", start, 7.0, 14.0, "32x2:RTX3090", ("GB", "SE"), 1, FULL, ROWS[1:2], f"{month}, ")
+    Problem("green-year", start, 7.0, 14.0, "32x2:RTX3090", ("GB", "SE"), 1, BOOTS, ROWS[1:2], f"{month}, ")
     for month, start in (
         ("January", "2023-01-09"),
         ("April", "2023-04-10"),
