@@ -335,6 +335,7 @@ class Scheduler:
             units = await jobs.waiting(connection)
 
         async def passes(kept: Sequence[list[str]]) -> bool:
+            self._turned_at_s = time.monotonic()  # it does not hang, however many jobs there are
             left_in = {job_id for unit in kept for job_id in unit}
             try:
                 loaded = await self._load(trigger, {each for unit in units for each in unit} - left_in)

@@ -72,8 +72,10 @@ async def test_others_start_and_it_says_why_it_does_not(
     bad, (array, tasks) = await world.job(), await world.array(3)
     last = await world.job()
     poisoned |= {bad, tasks[1]}
+    world.scheduler._turned_at_s = -1e9
 
     await world.scheduler.turn()
+    world.scheduler.check_turns()
 
     assert [await world.state(each) for each in (first, last)] == ["starting"] * 2
     assert {await world.state(each) for each in (bad, *tasks)} == {"queued"}
