@@ -264,6 +264,7 @@ async def test_a_plan_whose_new_instances_do_not_start_holds_nobodys_change(worl
     assert "does not start on GPU" in (await world.settle("failed"))["detail"]
     world.failing = set()
     await world.apps.put("photos", an_app(requests_per_s=13), ACME)
+    await world.later(1)  # the least time between two plans
     await world.turn()
     await world.settle()
     assert (await world.plans())[-1] == ("parameter", "applied"), "long before the failed plan is tried again"
