@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from services.contracts.jobs import GpuRequest
+from services.core.domain.counted import counted
 from services.core.domain.mig import WHOLE, sevenths_of
 from services.core.domain.topology import Topology
 
@@ -66,11 +67,11 @@ def impossibility(gpus: GpuRequest, capacity: Capacity) -> Impossibility | None:
         for kind in kinds:
             inside[kind.model, kind.memory_gib, kind.zone] += kind.largest[gpus.within]
         if gpus.min > (most := max(inside.values())):
-            return Impossibility("/gpus/min", f"The gang needs {gpus.min} GPUs within one {gpus.within}; "
+            return Impossibility("/gpus/min", f"The gang needs {counted(gpus.min, 'GPU')} within one {gpus.within}; "
                                  f"none has more than {most} such GPUs.")  # fmt: skip
     if gpus.min > largest:
         has = f"{largest} such GPUs" if len(counts) == 1 else f"at most {largest} of one kind in one zone"
-        return Impossibility("/gpus/min", f"The gang needs {gpus.min} GPUs; the cluster has {has}.")
+        return Impossibility("/gpus/min", f"The gang needs {counted(gpus.min, 'GPU')}; the cluster has {has}.")
     return None
 
 

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from services.core.domain.counted import counted
+
 if TYPE_CHECKING:  # the command line looks at names without it
     from pydantic import ValidationError
 
@@ -122,6 +124,4 @@ def _shown(value: Any) -> str:
 
 
 def _counted(count: int, kind: str) -> str:
-    what = "character" if kind.startswith("string") else "entry"
-    plural = {"character": "characters", "entry": "entries"}[what]
-    return f"{count} {what if count == 1 else plural}"
+    return counted(count, "character") if kind.startswith("string") else counted(count, "entry", "entries")

@@ -15,6 +15,7 @@ from services.contracts.engines import OURS
 from services.contracts.identity import Identity
 from services.contracts.reservations import Reservation, ReservationSpec, ReservationState, Slot
 from services.core.cycle.snapshot import Snapshot, Trigger
+from services.core.domain.counted import counted
 from services.core.domain.ids import NodeId
 from services.core.domain.units import J_PER_KWH
 from services.core.domain.windows import most_taken
@@ -120,9 +121,8 @@ class Reservations:
             starts_s = [start_s] if spec.before is None else _starts_s(now_s, spec.before.timestamp() - spec.duration_s)
             found = slots(snapshot, np.array(usable, dtype=np.bool_), spec.gpus or 0, spec.duration_s, starts_s)
             if not found:
-                detail = f"No {spec.gpus} GPUs of one model in one zone are free for that long" + (
-                    " before then." if spec.before else " from then on."
-                )
+                room = counted(spec.gpus or 0, "GPU is", "GPUs of one model in one zone are")
+                detail = f"No {room} free for that long" + (" before then." if spec.before else " from then on.")
                 raise conflict(detail)
             gpus, start_s = {str(node_id): count for node_id, count in found[0].gpus.items()}, found[0].start_s
             self._check_quota(spec, snapshot, tenant_id or "", start_s)
@@ -151,7 +151,7 @@ class Reservations:
             if each.holder == tenant_id and each.start_s < start_s + spec.duration_s and each.end_s > start_s
         ]
         if sum(at_once) + (spec.gpus or 0) > most:
-            detail = f"The tenant may hold {most} GPUs, and has reserved {sum(at_once)} in that time."
+            detail = f"The tenant may hold {counted(most, 'GPU')}, and has reserved {sum(at_once)} in that time."
             raise ProblemError(403, ProblemCode.QUOTA_EXCEEDED, detail)
 
 

@@ -7,6 +7,7 @@ from services.cli import output
 from services.cli.client import Gateway
 from services.cli.output import console
 from services.contracts.jobs import JobSpec
+from services.core.domain.counted import counted
 
 IS_NOW = "now is the greenest time that it has"
 
@@ -26,7 +27,7 @@ def show_estimates(gateway: Gateway, specs: list[JobSpec], *, as_json: bool) -> 
 
 def estimate_lines(name: str, estimate: dict[str, Any], now: datetime) -> list[str]:
     size = estimate.get("slice")
-    gpus = f"a {size} slice" if size else f"{estimate['gpus']} GPU" + ("" if estimate["gpus"] == 1 else "s")
+    gpus = f"a {size} slice" if size else counted(estimate["gpus"], "GPU")
     what = "slices" if size else "GPUs"
     free = f"{estimate['free_gpus']} of {estimate['suitable_gpus']} suitable {what} are free"
     if estimate["starts_now"]:
@@ -54,7 +55,7 @@ def is_now(found: dict[str, Any]) -> bool:
 
 
 def _waiting(jobs: int) -> str:
-    return "no job waits" if jobs == 0 else "1 job waits" if jobs == 1 else f"{jobs} jobs wait"
+    return "no job waits" if jobs == 0 else counted(jobs, "job waits", "jobs wait")
 
 
 def _emission(emission: dict[str, Any] | None, now: datetime) -> str:

@@ -16,6 +16,7 @@ from services.cli.jobs import arrays, job_output
 from services.cli.jobs.estimate import IS_NOW, emission_words, is_now
 from services.cli.jobs.names import is_array, job_or_array, number_of, path_of
 from services.cli.output import console
+from services.core.domain.counted import counted
 
 POLL_S = 1.0
 
@@ -186,12 +187,12 @@ class Page:
         free = f"{asked['free']} of {asked['suitable']} suitable {what} are free{drained}"
         yield f"  asks for: {size} {gpus}{kind}; {free}"
         if place and place["ahead"]:
-            jobs = "1 job that asks" if place["ahead"] == 1 else f"{place['ahead']} jobs that ask"
+            jobs = counted(place["ahead"], "job that asks", "jobs that ask")
             named = [f"{each['name']} ({each['gpus']})" for each in place["first"]]
             more = place["ahead"] - place["hidden_ahead"] - len(named)
             named += [f"{more} more"] if more else []
             named += [f"{place['hidden_ahead']} of others"] if place["hidden_ahead"] else []
-            yield f"  ahead of it: {jobs} for {place['ahead_gpus']} GPUs: {', '.join(named)}"
+            yield f"  ahead of it: {jobs} for {counted(place['ahead_gpus'], 'GPU')}: {', '.join(named)}"
         yield f"  may start: {self._expected(waiting)}"
         yield from self._length(waiting["length"])
         forecast = waiting["forecast"]
@@ -246,7 +247,7 @@ class Page:
             yield f"  killed: {self._time(stop_at)}, if it has not ended by then"
         if following := running["next"]:
             what = "it would be stopped" if following["action"] == "stop" else "it would run on"
-            size = f" and restarted on {following['gpus']} GPUs" if following["gpus"] else ""
+            size = f" and restarted on {counted(following['gpus'], 'GPU')}" if following["gpus"] else ""
             when = f", {self._time(following['at'])}" if following["at"] else ""
             detail = "" if following["detail"] in self._found["summary"] else f" {following['detail']}"
             yield f"  next round{when}: {what}{size}.{detail}"

@@ -26,6 +26,7 @@ from services.cli.jobs.names import ENDED, job_id
 from services.cli.terminal import passed_on, session
 from services.contracts.jobs import JobSpec
 from services.contracts.launchers import WRAPPER
+from services.core.domain.counted import counted
 from wattshift.sessions import Sender, read_event
 
 _PIECE_BYTES = 64 * 1024
@@ -276,7 +277,7 @@ def fetch(gateway: Gateway, job_id: str, paths: list[str], here: Path) -> None:
                     gang = job["generation"]
                     if archive.tell():
                         files = _unpacked(archive, here, "what came")
-                        said = f"{files} file{'' if files == 1 else 's'} came to {here}"
+                        said = f"{counted(files, 'file')} came to {here}"
                     if code:
                         said = detail or b"".join(errors).decode(errors="replace").partition("\n")[0] or said
                 except (CliError, OSError) as error:

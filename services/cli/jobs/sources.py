@@ -8,6 +8,7 @@ from services.cli import output
 from services.cli.client import Gateway
 from services.cli.commands import EXIT_USAGE, CliError
 from services.contracts.jobs import JobSpec
+from services.core.domain.counted import counted
 from services.kit.references import named_upload
 from wattshift.errors import WattshiftError
 from wattshift.sources import Archive, SourceError, git_source
@@ -78,9 +79,8 @@ class LocalSources:
                 archive = self._archives[folder] = Archive(folder)
             except SourceError as error:
                 raise CliError(f"{what}: {error}", EXIT_USAGE) from None
-            files = f"{len(archive.entries)} file" + ("" if len(archive.entries) == 1 else "s")
             size = f"{archive.size_bytes / 2**20:.1f} MiB" if archive.size_bytes > 2**20 else f"{archive.size_bytes} B"
-            output.say(f"{files} of {folder.absolute()}, {size} compressed")
+            output.say(f"{counted(len(archive.entries), 'file')} of {folder.absolute()}, {size} compressed")
             for name in archive.skipped:
                 output.say(f"wattshift: {name} is a repository of its own, and left out")
         return self._archives[folder].sha256

@@ -11,6 +11,7 @@ from services.cli.client import Gateway
 from services.cli.commands import AsJson, Group
 from services.cli.output import console
 from services.cli.values import json_object
+from services.core.domain.counted import counted
 
 FleetArgument = Annotated[str, typer.Argument(metavar="NAME", help="The fleet's name.")]
 WHY = {
@@ -132,7 +133,7 @@ def apply_plan(
 def delete_fleet(name: FleetArgument, as_json: AsJson = False) -> None:
     """Delete a fleet: its GPUs are made whole and given back."""
     fleet = Gateway().call("DELETE", f"/v1/fleets/{name}")
-    output.tell(fleet, as_json, f"{name} gives {len(fleet['gpus'])} GPUs back")
+    output.tell(fleet, as_json, f"{name} gives {counted(len(fleet['gpus']), 'GPU')} back")
 
 
 def plan_line(plan: dict[str, Any] | None) -> str:
@@ -174,8 +175,7 @@ def searched(search: dict[str, Any] | None) -> str:
     if search is None:
         return ""
     took_s = _seconds(search["begun_at"], search["ended_at"]) or 0.0
-    count = len(search["evaluations"])
-    said = f"{count} evaluation{'' if count == 1 else 's'}"
+    said = counted(len(search["evaluations"]), "evaluation")
     return f"{said} in {took_s:.0f} s. {search['detail']}" if search["detail"] else f"{said} so far"
 
 

@@ -70,7 +70,7 @@ def undrain_cell(name: Name) -> None:
 
 def _change(name: str, *, draining: bool) -> None:
     found = Gateway().call("PATCH", f"/v1/cells/{name}", body={"draining": draining})
-    left = f"; {found['running']} jobs run there, {found['waiting']} wait" if draining else ""
+    left = f"; running there: {found['running']}, waiting: {found['waiting']}" if draining else ""
     console.print(f"{name} is {'drained' if draining else 'used again'}{left}")
 
 

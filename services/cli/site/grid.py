@@ -14,6 +14,7 @@ from services.cli.commands import EXIT_USAGE, AsJson, CliError, Group, with_reco
 from services.cli.output import console
 from services.cli.values import duration_s, read_cells, time_of
 from services.contracts.grid import NO_LIMIT_W
+from services.core.domain.counted import counted
 from services.kit.ids import new_id
 from services.kit.text import decimal
 
@@ -296,7 +297,7 @@ def _tell_reserved(made: dict[str, Any], as_json: bool) -> None:
     if as_json:
         return output.print_json(made)
     console.print(f"{made['id']}  {made['state']}")
-    on = ", ".join(f"{node} ({gpus} GPUs)" for node, gpus in sorted(made["gpus"].items()))
+    on = ", ".join(f"{node} ({counted(gpus, 'GPU')})" for node, gpus in sorted(made["gpus"].items()))
     console.print(f"{_holder(made)} from {output.clock(made['start_at'])} until {output.clock(made['end_at'])} on {on}")
     if made["stays"]:
         console.print(f"may run on, as they may not be stopped: {', '.join(made['stays'])}")

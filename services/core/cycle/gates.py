@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from services.core.domain.counted import counted
 from services.core.domain.dependencies import Condition, Ends, Verdict, verdict
 from services.core.domain.reasons import Reason
 
@@ -114,7 +115,7 @@ def blocked_words(blocked: str) -> str:
 
 
 def limit_words(limit: int) -> str:
-    return f"At most {limit} task{'' if limit == 1 else 's'} of its array may run at once."
+    return f"At most {counted(limit, 'task')} of its array may run at once."
 
 
 def never_met(needs: Sequence[Need]) -> dict[str, Need]:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from services.contracts.engines import ENGINE_LABEL, QUEUEING, EngineAction, EngineJob, node_name
 from services.contracts.jobs import GpuRequest, JobSpec
 from services.contracts.streams import command_stream
+from services.core.domain.counted import counted
 from services.core.domain.ids import JobId, allocation_id
 from services.core.domain.jobs import JobState
 from services.db import nodes
@@ -177,7 +178,7 @@ class _Fold:
 
     async def _runs(self, job_id: str) -> None:
         row, gpus = self._row, sum(map(len, self.devices.values()))
-        detail = f"It runs on {gpus} GPU{'' if gpus == 1 else 's'}."
+        detail = f"It runs on {counted(gpus, 'GPU')}."
         event: Json = {"engine": row.engine, "gpus": gpus, "shares": self._shares()}
         if row.gang_id is None:
             gang = allocation_id(JobId(job_id), row.generation + 1)

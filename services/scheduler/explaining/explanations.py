@@ -23,6 +23,7 @@ from services.contracts.identity import Identity
 from services.contracts.jobs import JobFootprint
 from services.contracts.live import Earlier, LiveState
 from services.core.cycle.snapshot import Trigger
+from services.core.domain.counted import counted
 from services.core.domain.ids import JobId
 from services.core.domain.jobs import JobState
 from services.core.domain.reasons import Reason
@@ -33,7 +34,7 @@ from services.kit.problems import ProblemError, not_found
 from services.kit.text import duration
 from services.scheduler.explaining import levers
 from services.scheduler.explaining.live_state import in_its_place, live_state, mean_length
-from services.scheduler.explaining.story import gpus_words, sentence, story_of
+from services.scheduler.explaining.story import sentence, story_of
 from services.scheduler.explaining.waiting import (
     Place,
     WhyItWaits,
@@ -232,7 +233,7 @@ class Explanations:
         if run.next and run.next.action == "stop":
             then = f"The next round would stop it. {then}"
         size = facts.spec.gpus.slice
-        on = gpus_words(gang.gpus) if size is None else f"a {size} slice"
+        on = counted(gang.gpus, "GPU") if size is None else f"a {size} slice"
         return self._explanation(
             facts,
             state,
@@ -352,7 +353,7 @@ def _place_words(place: QueuePlace | None) -> str:
         return ""
     if place.position is None:
         others = place.waiting_jobs - 1
-        return f"{others} other {'job waits' if others == 1 else 'jobs wait'}, too." if others else ""
+        return f"{counted(others, 'other job waits', 'other jobs wait')}, too." if others else ""
     if place.waiting_jobs == 1:
         return "It is the only job that waits."
     return f"It is number {place.position} of the {place.waiting_jobs} jobs that wait."

@@ -25,6 +25,7 @@ from services.contracts.live import (
 )
 from services.core.cycle.snapshot import PREEMPTING, Phase, Snapshot, Trigger
 from services.core.domain.arrays import Bools
+from services.core.domain.counted import counted
 from services.core.domain.ids import JobId, NodeId
 from services.core.domain.mig import FIRST_SLICE_INDEX, MEMORY_SLOTS, WHOLE, sevenths_of
 from services.core.policies.one_change import Change, Predicted, resubmitted
@@ -128,12 +129,12 @@ def live_state(view: LiveView, live: Live, time_limits_s: Mapping[str, float], q
         notes.append(f"Slices: {jobs_on_slices} of the jobs ask for one; a power not measured is its share of a GPU's.")
     if assumed := sum(job.length_from == "assumed" for job in jobs):
         of = f"the mean of those that are, {mean_gpu_s:.0f} GPU seconds" if mean_gpu_s else "one GPU hour each"
-        notes.append(f"The lengths of {assumed} of {len(jobs)} jobs are unknown: {of} is assumed.")
+        notes.append(f"The lengths of {assumed} of {counted(len(jobs), 'job')} are unknown: {of} is assumed.")
     if nowhere:
-        notes.append(f"{nowhere} jobs are left out: no node has the GPUs that they ask for.")
+        notes.append(f"Left out: {counted(nowhere, 'job')}, as no node has the GPUs that they ask for.")
     if (withheld := queued - sum(row.state == "queued" for row in live.rows.jobs)) > 0:
         notes.append(
-            f"{withheld} jobs are left out that wait for other things than GPUs, such as other jobs or a budget."
+            f"Left out: {counted(withheld, 'job')} waiting for other things than GPUs, such as other jobs or a budget."
         )
     if len(snapshot.outlooks) > 1:
         notes.append(f"The cluster spans {len(snapshot.outlooks)} zones; all nodes are taken to be in {outlook.zone}.")

@@ -5,6 +5,7 @@ from datetime import datetime
 from typing import Any
 
 from services.contracts.explanations import StoryLine
+from services.core.domain.counted import counted
 from services.kit.text import duration
 from services.scheduler.ingest.gangs import EndReason
 from services.scheduler.reasons import SENTENCES
@@ -40,10 +41,6 @@ def sentence(code: str | None) -> str:
     if not code:
         return ""
     return PLANNED.get(code) or ENDINGS.get(code) or OTHERS.get(code) or f"{code.replace('_', ' ').capitalize()}."
-
-
-def gpus_words(gpus: int) -> str:
-    return f"{gpus} GPU" if gpus == 1 else f"{gpus} GPUs"
 
 
 class Narrator:
@@ -90,7 +87,7 @@ class Narrator:
 
     def _starting(self, event: EventRow) -> str:
         gpus = event.data.get("gpus")
-        got = f"Got {gpus_words(gpus)}" if isinstance(gpus, int) else "Got its GPUs"
+        got = f"Got {counted(gpus, 'GPU')}" if isinstance(gpus, int) else "Got its GPUs"
         return f"{got} after waiting {self._after(event)}. {sentence(_code(event))}"
 
     def _submitted(self, event: EventRow) -> str:

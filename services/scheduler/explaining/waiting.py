@@ -22,6 +22,7 @@ from services.contracts.live import Earlier
 from services.core.cycle.plan import Hold, Preempt, Start, queue_order
 from services.core.cycle.snapshot import QUEUED, Snapshot, Trigger
 from services.core.cycle.standing import Standing
+from services.core.domain.counted import counted
 from services.core.domain.ids import JobId
 from services.core.domain.reasons import Reason
 from services.core.policies.one_change import Change, Elsewhere, Predicted, changes, one_change
@@ -29,7 +30,7 @@ from services.core.policies.registry import entry_of
 from services.kit.text import duration
 from services.scheduler.explaining.levers import of_round
 from services.scheduler.explaining.reach import words_of
-from services.scheduler.explaining.story import gpus_words, sentence
+from services.scheduler.explaining.story import sentence
 from services.scheduler.planning.dry_run import DRAFT, DryRound, Live, LiveView, foreseen, slices_for
 from services.scheduler.planning.job_table import asked_of, fits
 from services.scheduler.planning.lengths import Remaining
@@ -145,7 +146,9 @@ def why_it_waits(
     )
     detail = None if reason is None else detail_of(reason, on_nodes or ())
     if reason is Reason.NO_ROOM_WITHIN:
-        detail = f"{gpus_words(asked.free)} are free, but no {spec.gpus.within} has {spec.gpus.min} of them."
+        detail = (
+            f"{counted(asked.free, 'GPU is', 'GPUs are')} free, but no {spec.gpus.within} has {spec.gpus.min} of them."
+        )
     if reason is Reason.NO_SUCH_DOMAIN:
         known = ", ".join(snapshot.levels)
         is_level = spec.gpus.within in snapshot.levels
@@ -170,7 +173,7 @@ def guarantee_words(dry: DryRound, job_id: JobId) -> list[str]:
     held = jobs.gpus_by_tenant(standing.counts)
     has, most = held.get(tenant, 0), standing.guaranteed.get(tenant, 0)
     borrows = f" It borrows {has - most}." if has > most else ""
-    words = [f"Its tenant holds {gpus_words(has)}, and is guaranteed {most}.{borrows}"]
+    words = [f"Its tenant holds {counted(has, 'GPU')}, and is guaranteed {most}.{borrows}"]
     hold = next((each for each in dry.plan.actions if isinstance(each, Hold) and each.job_id == job_id), None)
     if hold is not None and hold.reason in (Reason.GUARANTEED, Reason.NOT_ENOUGH_FREE_GPUS) and has >= most:
         waits = {jobs.tenants[at] for at in np.flatnonzero(jobs.phase == QUEUED).tolist()}
@@ -245,14 +248,14 @@ def _size_words(gpus: int, spec: JobSpec, events: Sequence[EventRow], policy: st
     if spec.gpus.slice is not None:
         return [f"A {spec.gpus.slice} slice: the one size that it asks for."]
     if smallest == largest:
-        return [f"{gpus_words(gpus)}: the one size that it asks for."]
+        return [f"{counted(gpus, 'GPU')}: the one size that it asks for."]
     asked = f"it may have {smallest} to {largest}"
     stops = [event.data.get("reason") for event in events if event.type == "job.preempting"]
     if stops and stops[-1] in RESIZES:
-        return [f"{gpus_words(gpus)} ({asked}): {sentence(stops[-1])}"]
+        return [f"{counted(gpus, 'GPU')} ({asked}): {sentence(stops[-1])}"]
     entry = entry_of(policy)
     why = "the policy chose it" if entry is not None and entry.elastic else "the policy does not scale jobs"
-    return [f"{gpus_words(gpus)} ({asked}): {why}."]
+    return [f"{counted(gpus, 'GPU')} ({asked}): {why}."]
 
 
 def _control_words(gang: GangRow, events: Sequence[EventRow]) -> list[str]:
@@ -344,7 +347,7 @@ def shown(change: Change, spec: JobSpec, levels: Sequence[str], when: Earlier | 
 
 def _asked_instead(change: Change, spec: JobSpec, levels: Sequence[str]) -> tuple[str, dict[str, object]]:
     if change.gpus is not None:
-        return f"with {gpus_words(change.gpus)} instead of {spec.gpus.min}", {"what": "gpus", "gpus": change.gpus}
+        return f"with {counted(change.gpus, 'GPU')} instead of {spec.gpus.min}", {"what": "gpus", "gpus": change.gpus}
     if change.elsewhere is not None:
         model = change.elsewhere.gpu_model
         if model is None:

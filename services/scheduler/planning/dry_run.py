@@ -22,6 +22,7 @@ from services.core.cycle.policy import Policy
 from services.core.cycle.snapshot import QUEUED, Snapshot, Trigger
 from services.core.domain.arrays import Bools
 from services.core.domain.carbon import CarbonOutlook
+from services.core.domain.counted import counted
 from services.core.domain.errors import PolicyConfigError
 from services.core.domain.ids import JobId
 from services.core.domain.mig import WHOLE, sevenths_of
@@ -433,5 +434,5 @@ def _assumptions(start: Start | None, run: Foreseen, spec: JobSpec) -> list[str]
     if run.power is not None and run.greenest is None:
         said.append("Greenest time: unknown, as the forecast ends before a run that began now would.")
     if run.power is not None and start is None and spec.gpus.largest > spec.gpus.min:
-        said.append(f"Size: {spec.gpus.min} GPUs, the smallest gang; the policy may choose another.")
+        said.append(f"Size: {counted(spec.gpus.min, 'GPU')}, the smallest gang; the policy may choose another.")
     return said

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from services.core.domain.counted import counted
 from services.core.domain.errors import DomainError
 from services.simulator.bundles import bundled_jobs
 from services.simulator.catalogue import catalogue, unknown
@@ -114,5 +115,5 @@ def place(raw: RawJobs, start_s: float | None, days: float | None, undated_s: fl
     if not inside.size:
         raise TraceFormatError("no job is submitted in the requested days")
     if inside.size < len(raw):
-        raw.report.note(f"{len(raw) - inside.size} jobs are outside the requested days")
+        raw.report.note(f"outside the requested days: {counted(len(raw) - inside.size, 'job')}")
     return replace(raw, submitted_s=times).take(inside)

@@ -158,7 +158,7 @@ def test_a_dated_trace_moves_to_another_start_and_keeps_the_hour(tmp_path: Path)
 
     assert jobs.submitted_s.tolist() == [1_672_531_200 + 36_000]
     assert any("moved by" in note for note in jobs.notes)
-    assert any("1 jobs are outside" in note for note in jobs.notes)
+    assert any("outside the requested days: 1 job" in note for note in jobs.notes)
 
 
 def test_what_cannot_be_asked_for(tmp_path: Path) -> None:
