@@ -166,6 +166,11 @@ class RoutedServer(Routed):
         exclude_if=is_none,
     )
 
+    @property
+    def takes_requests(self) -> bool:
+        """Whether it may be given requests at all."""
+        return self.state == "ready" and not self.keeps_no_class
+
 
 class RoutedApp(Message):
     """An application as routers need it."""

@@ -150,6 +150,8 @@ class Dispatcher:
                 None if turn.model == turn.pool.spec.models[0] else turn.model,
                 expected.block_tokens,
             ),
+            (turn.model, received.key.identity),
+            turn.pool.is_mixed,
             received.asked.may_repeat,
             least_accuracy_pct=received.least_accuracy_pct,
             only_at=server_of(received.asked.fields, turn.pool.servers),

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from services.contracts.identity import Identity
 from services.contracts.routing import RoutedApp, RoutedAppServer, RoutedPool, RoutedServer, RoutingTable, may_use
+from services.contracts.served_models import ServedModels
 from services.core.domain.units import J_PER_KWH
 from services.core.policies.freesh.server_choice import ServerCosts, energy_profile
 from services.kit.edge.exchange import Header
@@ -92,7 +93,7 @@ class Server:
     @property
     def is_ready(self) -> bool:
         """Whether it may be given requests at all."""
-        return self.spec.state == "ready" and not self.spec.keeps_no_class
+        return self.spec.takes_requests
 
     def begin(self) -> float:
         """Count a request that it is given; return the share clock, with which it is to be ended."""
@@ -154,6 +155,7 @@ class Pool:
 
     spec: RoutedPool  #: Its row of the routing table
     is_planned: bool = True  #: Whether its servers follow a plan; false for models that only registered endpoints serve
+    is_mixed: bool = False  #: Whether some of its servers are not for all its models, or not for all who may use it
     servers: list[Server] = field(default_factory=list[Server])  #: All that are ready
     by_class: dict[str, list[Server]] = field(default_factory=dict[str, list[Server]])
     """The servers of each class; a class without any has all servers of the pool."""
@@ -182,7 +184,7 @@ class Fleet:
         self.pools: dict[str, Pool] = {}
         self.apps: dict[str, RoutedApp] = {}  #: Applications by name
         self.made_at_s = 0.0  #: When the table was made, UTC seconds; 0 before the first
-        self._by_model: dict[str, list[Pool]] = {}
+        self._served = ServedModels()
         self._leaving: dict[str, Server] = {}
 
     def adopt(self, table: RoutingTable, processes: int = 1) -> None:
@@ -210,18 +212,15 @@ class Fleet:
         for server in known.values():
             server.origin.close()
         self._leaving = {name: each for name, each in known.items() if each.held}
-        pools = {spec.name: Pool(spec) for spec in table.pools}
         for server in self.servers.values():
             server.lanes = []
-            if server.is_ready:
-                self._assign(server, pools)
-        for pool in pools.values():
+        self._served = ServedModels(table.pools, table.servers)
+        self.pools = {
+            name: Pool(each.spec, each.is_planned, each.is_mixed, [self.servers[spec.id] for spec in each.servers])
+            for name, each in self._served.pools.items()
+        }
+        for pool in self.pools.values():
             _arrange(pool)
-        self.pools = pools
-        self._by_model = {}
-        for pool in pools.values():
-            for model in pool.spec.models:
-                self._by_model.setdefault(model, []).append(pool)
 
     def share(self, processes: int, held_elsewhere: Mapping[str, int]) -> None:
         """Take in how many router processes there are, and how many requests the others hold at each server."""
@@ -234,43 +233,13 @@ class Fleet:
             if instance.spec.capacity > 1:  # where one request fits, no other process holds any meanwhile
                 instance.others_hold(held_elsewhere.get(instance.id, 0))
 
-    def _assign(self, server: Server, pools: dict[str, Pool]) -> None:
-        spec = server.spec
-        if spec.pool is not None:
-            if spec.pool in pools:
-                pools[spec.pool].servers.append(server)
-            return
-        joined: set[str] = set()
-        for pool in list(pools.values()):
-            shared = set(spec.models) & set(pool.spec.models)
-            if shared and may_use(pool.spec.tenant_id, spec):
-                pool.servers.append(server)
-                joined |= shared
-        if left := [model for model in spec.models if model not in joined]:
-            name = f"endpoint:{spec.tenant_id}:{','.join(sorted(left))}"
-            alone = pools.get(name)
-            if alone is None:
-                alone = pools[name] = Pool(
-                    RoutedPool(name=name, tenant_id=spec.tenant_id, tenants=spec.tenants, models=left), is_planned=False
-                )
-            alone.servers.append(server)
-
     def pool_of(self, model: str, caller: Identity) -> Pool | None:
         """Return the pool that serves a model for a caller, its tenant's own before one that is shared."""
-        found = self._by_model.get(model)
-        if found is None:
-            return None
-        shared: Pool | None = None
-        for pool in found:
-            if pool.spec.tenant_id == caller.tenant_id:
-                return pool
-            if shared is None and (caller.is_operator or may_use(caller.tenant_id, pool.spec)):
-                shared = pool
-        return shared
+        found = self._served.pool_of(model, caller)
+        return None if found is None else self.pools[found.spec.name]
 
     def models(self, caller: Identity) -> list[tuple[str, Pool]]:
-        found = {model: pool for model in self._by_model if (pool := self.pool_of(model, caller)) is not None}
-        return sorted(found.items(), key=lambda each: each[0])
+        return [(model, self.pools[found.spec.name]) for model, found in self._served.models(caller)]
 
     def app_of(self, name: str, caller: Identity) -> RoutedApp | None:
         """Return an application that a caller may use; None if there is none."""

@@ -18,6 +18,8 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
+from services.contracts.identity import Identity
+from services.contracts.served_models import answers
 from services.core.domain.serving import SLO_LATENCIES
 from services.core.policies.freesh import laxity
 from services.core.policies.freesh.dispatch import InstanceLoad, WeightedRoundRobin
@@ -64,6 +66,8 @@ class Ticket:
     limit_s: float  #: How long its answer may take
     network_s: Mapping[str, float]  #: Time to each place from its client's region
     work: Work  #: The request as servers are compared for it
+    asks: tuple[str, Identity] | None = None  #: For which model, and who
+    is_mixed: bool = False  #: Whether some servers of its pool are not for all that ask the pool
     may_repeat: bool = True  #: Whether it may be sent a second time; if not, it keeps the server that it was given
     preemptions: int = 0  #: How often it was preempted
     given: asyncio.Future[Server] | None = None  #: Resolved once it may be sent to a server
@@ -78,8 +82,11 @@ class Ticket:
     only_at: str | None = None  #: The only server that may answer it, as that has what it continues; None for any
     among: frozenset[bytes] | None = None  #: Addresses of the servers that it can be sent to; None for any
 
-    def __post_init__(self) -> None:
-        if self.least_accuracy_pct:  # it waits beside those that any server may answer, not before them
+    def __post_init__(self) -> None:  # who has a limit waits beside those that any server may answer, not before them
+        if self.is_mixed and self.asks is not None:
+            model, caller = self.asks
+            self.request.excluded |= {f"not for {model} {caller.only_tenant}"}
+        if self.least_accuracy_pct:
             self.request.excluded |= {f"below {self.least_accuracy_pct:g} %"}
         if self.only_at is not None:
             self.request.excluded |= {f"not {self.only_at}"}
@@ -89,11 +96,18 @@ class Ticket:
     @property
     def failures(self) -> int:
         """The number of servers that failed to answer it."""
-        limits = self.least_accuracy_pct > 0, self.only_at is not None, self.among is not None
+        is_limited = self.is_mixed and self.asks is not None
+        limits = is_limited, self.least_accuracy_pct > 0, self.only_at is not None, self.among is not None
         return len(self.request.excluded) - sum(limits)
 
+    def is_met_by(self, server: Server) -> bool:
+        """Whether a server is for who asks and for the model."""
+        return self.asks is None or answers(server.spec, *self.asks)
+
     def may_have(self, server: Server) -> bool:
-        """Whether it may be given to a server: one that did not fail it, and is accurate enough."""
+        """Whether it may be given to a server: one that is for it, did not fail it, and is accurate enough."""
+        if not self.is_met_by(server):
+            return False
         accuracy_pct = server.accuracy_pct
         if accuracy_pct is not None and accuracy_pct < self.least_accuracy_pct:
             return False
@@ -122,6 +136,7 @@ class Lane:
         self.servers: list[Server] = []
         self.others: list[Server] = []
         self.starting: int | None = None
+        self._is_mixed = False
         self._max_tbt_s: float | None = None
         self._point_gco2_per_kwh = 0.0
         self._rules = rules
@@ -144,6 +159,7 @@ class Lane:
         own = {each.id for each in self.servers}
         self.others = [] if pool is None else [each for each in pool.servers if each.id not in own]
         self.starting = None if pool is None else pool.spec.starting
+        self._is_mixed = pool is not None and pool.is_mixed
         self._point_gco2_per_kwh = (pool and pool.spec.accuracy_gco2_per_kwh) or 0.0
         limits = [each.max_tbt_ms for each in (pool.spec.classes if pool else ()) if each.name == request_class]
         self._max_tbt_s = limits[0] / 1e3 if limits and limits[0] is not None else None
@@ -178,7 +194,7 @@ class Lane:
 
         A server on trial is among them only while all are ejected; otherwise the router tries it (``probes``).
         """
-        may_have_all = not ticket.request.excluded  # every limit of where it may go is among these
+        may_have_all = not (ticket.request.excluded or self._is_mixed)  # which tell every limit of where it may go
         for servers in (self.servers, self.others):
             found = [each for each in servers if each.breaker.opened_s is None]
             if found and not may_have_all:
@@ -210,7 +226,7 @@ class Lane:
         if server is not None:
             return server
         if not self._passing(ticket, now_s := time.monotonic()):
-            if self.servers or self.others or self.starting is None or not first_s:
+            if self.starting is None or not first_s or any(map(ticket.is_met_by, (*self.servers, *self.others))):
                 raise NoServerError
             ticket.waits_since_s, timeout_s = now_s, first_s
         if not self.queue.push(ticket.request):
@@ -293,7 +309,7 @@ class Lane:
                 return await ticket.given
         except TimeoutError:
             self._withdraw(ticket)
-            if not self.servers and not self.others:
+            if not any(map(ticket.is_met_by, (*self.servers, *self.others))):
                 raise NoServerError(self.starting) from None
             raise QueueFullError(self.retry_after_s()) from None
         except BaseException:
@@ -374,8 +390,8 @@ class Lane:
         known = (*self.servers, *self.others)
         there = [each for each in known if each.breaker.state(now_s) is not BreakerState.OPEN]
         for name, ticket in self._tickets.items():
-            given = ticket.given
-            if ticket.waits_since_s is not None and not known and self._waits_still(ticket.waits_since_s, now_s):
+            given, since_s = ticket.given, ticket.waits_since_s
+            if since_s is not None and self._waits_still(since_s, now_s) and not any(map(ticket.is_met_by, known)):
                 continue
             if any(map(ticket.may_have, there)):
                 continue

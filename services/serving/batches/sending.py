@@ -4,7 +4,7 @@ The router takes them as requests that come after all others.
 """
 
 import math
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import aiohttp
@@ -12,7 +12,7 @@ import orjson
 
 from services.contracts.batches import BATCH_HEADER, BATCH_MODEL_HEADER
 from services.contracts.identity import NO_KEY_LIMITS, Identity, KeyLimits
-from services.contracts.routing import RoutedServer, RoutingTable, may_use
+from services.contracts.routing import RoutedServer
 from services.core.domain.units import J_PER_KWH
 from services.kit.edge.keys import Resolve
 from services.kit.ids import new_id
@@ -140,22 +140,6 @@ class Room:
             self._was_refused = True
             self._most = max(LEAST, min(self._most, float(self.in_flight)) / 2)
             self._not_before_s = now_s + min(max(retry_after_s, 1.0), LONGEST_PAUSE_S)
-
-
-def serves(table: RoutingTable, caller: Identity) -> dict[str, list[RoutedServer]]:
-    """Return the ready servers of each model that a caller may use; a pool may have none now."""
-    pools = {pool.name: pool for pool in table.pools if caller.is_operator or may_use(caller.tenant_id, pool)}
-    found: dict[str, list[RoutedServer]] = {model: [] for pool in pools.values() for model in pool.models}
-    for server in table.servers:
-        if server.pool is None:
-            models: Collection[str] = server.models if caller.is_operator or may_use(caller.tenant_id, server) else ()
-        else:
-            models = pools[server.pool].models if server.pool in pools else ()
-        for model in models:
-            found.setdefault(model, [])
-            if server.state == "ready" and not server.keeps_no_class:
-                found[model].append(server)
-    return found
 
 
 def limits_at(resolve: Resolve) -> Callable[[str], Awaitable[KeyLimits]]:

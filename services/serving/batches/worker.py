@@ -12,7 +12,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from dataclasses import dataclass, field
 
 from services.contracts.identity import KeyLimits
-from services.contracts.routing import RoutedServer, RoutingTable
+from services.contracts.routing import RoutedServer
+from services.contracts.served_models import ServedModels, servers_of
 from services.core.policies.cleanest_fill import Due, Slot, amounts_now, fill_in_time
 from services.core.policies.freesh.server_choice import Work, energy_profile
 from services.db.database import Connection, connect, ping
@@ -22,7 +23,7 @@ from services.kit.logging import Log
 from services.kit.repeating import each_apart, pauses, repeat
 from services.kit.tasks import end_tasks
 from services.serving.batches.lines import LineReader
-from services.serving.batches.sending import Room, Sender, mean_intensity, serves
+from services.serving.batches.sending import Room, Sender, mean_intensity
 from services.serving.batches.service import CHUNK_BYTES
 from services.serving.carbon import Forecasts, Grid, Points
 from services.serving.repository import Queries, ServingRepository
@@ -136,6 +137,7 @@ class BatchWorker:
             await queries.batch_work.take_back([*self._tasks, *(each.line.id for each in self._outcomes)])
             batches = await queries.batch_work.open()
         table = await self._routing.table()
+        served = ServedModels(table.pools, table.servers)
         running: list[OpenBatch] = []
 
         limits = await self._limits(batches)
@@ -147,7 +149,7 @@ class BatchWorker:
             if time.monotonic() < at_s:
                 return
             self._again[batch.id] = time.monotonic() + next(waits_s), waits_s  # unless this succeeds
-            if not await self._begin_or_end(batch, table, limits):
+            if not await self._begin_or_end(batch, served, limits):
                 running.append(batch)
             del self._again[batch.id]
 
@@ -157,7 +159,7 @@ class BatchWorker:
         next_s: dict[str, float] = {}
 
         async def send() -> None:
-            await self._send(running, table, next_s)
+            await self._send(running, served, next_s)
 
         async def expect() -> None:
             await self._expect(next_s)
@@ -178,11 +180,11 @@ class BatchWorker:
         return dict(zip(keys, found, strict=True))
 
     async def _begin_or_end(
-        self, batch: OpenBatch, table: RoutingTable, limits: Mapping[str, KeyLimits | BaseException]
+        self, batch: OpenBatch, served: ServedModels, limits: Mapping[str, KeyLimits | BaseException]
     ) -> bool:
         """Check a new batch, end one that is to end, or return False: its lines are to be sent."""
         if batch.status == "validating":
-            await self._check(batch, table, limits[batch.caller.key_id])
+            await self._check(batch, served, limits[batch.caller.key_id])
         elif batch.status == "cancelling":
             await self._end(batch, "cancelled", "batch_cancelled", "The batch was cancelled.")
         elif batch.left_s <= 0:
@@ -206,9 +208,9 @@ class BatchWorker:
         """Stop awaiting the answers of lines."""
         await end_tasks([task for name in list(lines) if (task := self._tasks.pop(name, None)) is not None])
 
-    async def _check(self, batch: OpenBatch, table: RoutingTable, limits: KeyLimits | BaseException) -> None:
+    async def _check(self, batch: OpenBatch, served: ServedModels, limits: KeyLimits | BaseException) -> None:
         """Read a batch's file and begin, or say what is wrong with it; either happens as a whole."""
-        models = serves(table, batch.caller)
+        models = servers_of(served, batch.caller)
         if isinstance(limits, BaseException):
             log.warning("batches.not_checked", batch=batch.id, error=str(limits) or type(limits).__name__)
             return  # until admission answers
@@ -250,11 +252,11 @@ class BatchWorker:
             await queries.batch_work.end(batch.id, status, output, errors, unanswered)
         log.info("batch.ended", batch=batch.id, status=status, unanswered=unanswered)
 
-    async def _send(self, batches: Sequence[OpenBatch], table: RoutingTable, next_s: dict[str, float]) -> None:
+    async def _send(self, batches: Sequence[OpenBatch], served: ServedModels, next_s: dict[str, float]) -> None:
         """Send what is to be sent now, and note when the next lines of each batch are planned to be, UTC seconds."""
         demands: dict[tuple[str, ...], Demand] = {}
         for batch in batches:
-            known = serves(table, batch.caller)
+            known = servers_of(served, batch.caller)
             for model in {*batch.waiting, *batch.sent}:
                 servers = known.get(model, [])
                 key = (model, *sorted(each.id for each in servers))

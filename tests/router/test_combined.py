@@ -1,0 +1,113 @@
+"""Pools, registered servers, models and tenants in any combination: who is sent to which server."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.contracts.identity import Identity, Role
+from services.contracts.routing import RoutedClass, RoutedPool, RoutedServer, RoutingTable
+from services.contracts.served_models import ServedModels, servers_of
+from services.core.policies.freesh.laxity import ServingRequest
+from services.core.policies.freesh.server_choice import Work
+from services.router.fleet import Fleet, Server
+from services.router.lanes import LaneRules, Lanes, Ticket
+from tests.router.conftest import Stage, error_of
+from tests.support.routers import a_key, a_routed_pool, a_routed_server
+
+TENANTS, MODELS, CLASSES = ("acme", "umbra", "zeta"), ("base", "lora", "other"), ("SS", "LL")
+
+tenants = st.sampled_from(TENANTS)
+owners = st.fixed_dictionaries(
+    {"tenant_id": tenants, "tenants": st.lists(st.sampled_from([*TENANTS, "*"]), max_size=2, unique=True)}
+)
+models = st.lists(st.sampled_from(MODELS), min_size=1, unique=True)
+instances = st.lists(st.sampled_from([*CLASSES, None]), max_size=2)
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> RoutingTable:
+    pools: list[RoutedPool] = []
+    servers: list[RoutedServer] = []
+
+    def add(name: str, **more: Any) -> None:
+        known: dict[str, Any] = {
+            "url": f"http://127.0.0.1:{len(servers) + 1}",
+            "location": "here",
+            "state": "ready",
+            "capacity": 1,
+        }
+        servers.append(RoutedServer.model_validate({"id": name, **known, **more}))
+
+    classes = [RoutedClass(name=each) for each in CLASSES]
+    for number, (owner, named) in enumerate(draw(st.lists(st.tuples(owners, models), max_size=3))):
+        taken = {model for pool in pools if pool.tenant_id == owner["tenant_id"] for model in pool.models}
+        if free := [model for model in named if model not in taken]:  # one pool of a tenant serves a name
+            known = {"name": f"pool-{number}", "models": free, "classes": classes, "input_tokens": 9}
+            pools.append(RoutedPool.model_validate({**known, **owner}))
+            for at, name in enumerate(draw(instances)):
+                add(f"{number}-{at}", pool=f"pool-{number}", tenant_id=owner["tenant_id"], request_class=name)
+    for number, (owner, named) in enumerate(draw(st.lists(st.tuples(owners, models), max_size=4))):
+        add(f"endpoint:{number}", models=named, **owner)
+    return RoutingTable(made_at=datetime(2026, 1, 1, tzinfo=UTC), pools=pools, servers=servers)
+
+
+def plainly_may(table: RoutingTable, server: RoutedServer, model: str, caller: Identity) -> bool:
+    """Whether a server may be sent a request for a model, by what its owner said."""
+    owned = next((each for each in table.pools if each.name == server.pool), server)
+    may = {owned.tenant_id, *owned.tenants}
+    return model in owned.models and (caller.is_operator or bool(may & {caller.tenant_id, "*"}))
+
+
+@given(tables())
+def test_a_request_reaches_the_servers_that_its_caller_and_its_model_allow(table: RoutingTable) -> None:
+    fleet, lanes = Fleet(), Lanes(LaneRules())
+    fleet.adopt(table)
+    callers = [Identity(tenant_id=each, key_id=each, role=Role.USER) for each in TENANTS]
+    for caller in (*callers, Identity(tenant_id="acme", key_id="ops", role=Role.OPERATOR)):
+        for model in MODELS:
+            may = {each.id for each in table.servers if plainly_may(table, each, model, caller)}
+            pool = fleet.pool_of(model, caller)
+            if pool is None:
+                assert not may, f"{caller} asks for {model} in vain"
+                continue
+            assert model in pool.spec.models
+            reached: set[str] = set()
+            for at, name in enumerate([*CLASSES, ""]):
+                lane = lanes.of(pool, name)
+                request = ServingRequest(f"r{at}", 0.0, 10.0, tenant=caller.tenant_id)
+                ticket = Ticket(request, 60.0, {}, Work(10, 10.0), (model, caller), pool.is_mixed)
+                taken: list[Server] = []
+                while (server := lane.choose(ticket, 1e9)) is not None:  # each holds one
+                    server.held += 1
+                    taken.append(server)
+                for server in taken:
+                    server.held -= 1
+                reached |= {each.id for each in taken}
+            assert reached <= may, f"{caller} asks for {model}"
+            of_pool = {each.id for each in table.servers if each.pool == pool.spec.name}
+            own = {each.id for each in table.servers if each.pool is None and each.tenant_id == pool.spec.tenant_id}
+            assert (of_pool | own) & may <= reached, f"{caller} asks for {model}"
+            served = ServedModels(table.pools, table.servers)
+            assert {each.id for each in servers_of(served, caller)[model]} == reached, "and batches count on them"
+
+
+async def test_a_shared_pool_shares_no_server_that_its_tenant_keeps_to_itself(stage: Stage) -> None:
+    stage.plane.pools = [a_routed_pool(models=["base", "lora"], tenants=["umbra"])]
+    own = {"models": ["base"], "pool": None, "job_id": None, "gco2_per_kwh": 1.0}  # the cleanest by far
+    stage.plane.servers = [a_routed_server(stage.one), a_routed_server(stage.two, "endpoint:own", **own)]
+    async with stage.router() as router:
+        await router.adopted()
+        for model in ("base", "lora"):
+            body = {"model": model, "messages": []}
+            answers = [await router.ask(json=body, key=a_key("umbra")) for _ in range(4)]
+            assert [each.status_code for each in answers] == [200] * 4
+        assert len(stage.two.seen) == 0
+        stage.plane.pools, stage.plane.servers = [], stage.plane.servers[1:]
+        await router.adopted()
+        assert (await router.ask(json={"model": "base", "messages": []})).status_code == 200
+        refused = await router.ask(json={"model": "base", "messages": []}, key=a_key("umbra"))
+        assert error_of(refused) == (404, "model_not_found")
