@@ -8,6 +8,9 @@ from services.contracts.cells import GIVEN_BACK, WITHDRAWN
 from services.core.domain.errors import TransitionError
 from services.core.domain.jobs import JobState, check_transition
 
+BUDGET_EXCEEDED = "budget_exceeded"
+"""The reason of jobs that a budget holds, and releases."""
+
 
 class Command(StrEnum):
     """What a user may do to a job."""
@@ -38,6 +41,7 @@ class Steered(NamedTuple):
     bound_to: Sequence[str] = ()  #: The only nodes that it may start on, as they have its checkpoint
     cell: str | None = None  #: The cell that has it
     generation: int = 0  #: How often it was given GPUs
+    reason: str | None = None
 
 
 def decide(command: Command, job: Steered) -> Decision | None:
@@ -66,7 +70,8 @@ def decide(command: Command, job: Steered) -> Decision | None:
             return _move(state, JobState.CANCELLED, "cancelled", ("ended_at",), expected_start_at=None, detail=detail)
         case Command.HOLD:
             if state is JobState.HELD:
-                return None
+                ours = {"state": state, "reason": "held", "detail": None}
+                return Decision("job.held", ours) if job.reason == BUDGET_EXCEEDED else None
             _refuse_if_over(state, cancel_requested, "held")
             if state.holds_gpus or job.cell:
                 return None if job.hold_requested else Decision("job.hold_requested", {"hold_requested": True})

@@ -135,8 +135,17 @@ async def test_the_waiting_tasks_of_an_array_are_held_and_those_that_run_go_on(
 async def test_a_job_that_its_user_holds_is_not_released_by_a_budget(admission: Admission) -> None:
     tenant = await admission.make_tenant("mine")
     held = await admission.submit({"project": "vision", "hold": True}, tenant=tenant)
+    later = await admission.submit({"project": "vision"}, tenant=tenant)
+    array = await admission.submit({"project": "vision", "array": "0-1"}, tenant=tenant)
     made = await put(admission, tenant, project="vision", quantity="gpu_h", amount=0)
+    for path in (f"/v1/jobs/{later}/hold", f"/v1/arrays/{array}/hold") * 2:
+        answer = await admission.ask("POST", path, tenant=tenant)
+        assert (answer.status_code, answer.json()["state"]) == (200, "held"), "also of what the budget holds already"
     assert (await admission.ask("DELETE", f"/v1/budgets/{made['id']}", role="admin")).status_code == 204
+    kept = await job(admission, later, tenant)
+    assert (kept["state"], kept["reason"], kept["detail"]) == ("held", "held", None)
+    assert await events(admission, later) == ["job.submitted", "job.held", "job.held"]
+    assert (await admission.ask("GET", f"/v1/arrays/{array}", tenant=tenant)).json()["waiting"] == {"held": 2}
     assert (await admission.ask("DELETE", f"/v1/budgets/{made['id']}", role="admin")).status_code == 404
     assert (await job(admission, held, tenant))["reason"] == "held"
 

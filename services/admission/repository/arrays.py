@@ -64,9 +64,9 @@ _CONDITIONS = {
 
 _ALIKE = text("""
 WITH tasks AS (
-    SELECT state, cancel_requested, hold_requested FROM jobs WHERE array_id = :array_id ORDER BY id FOR UPDATE
+    SELECT state, cancel_requested, hold_requested, reason FROM jobs WHERE array_id = :array_id ORDER BY id FOR UPDATE
 )
-SELECT DISTINCT state, cancel_requested, hold_requested FROM tasks ORDER BY 1, 2, 3
+SELECT DISTINCT * FROM tasks ORDER BY 1, 2, 3, 4
 """)
 
 _EVENTS = text("""
@@ -156,6 +156,7 @@ class ArrayRepository(Repository):
             jobs.c.state == alike.state.value,
             jobs.c.cancel_requested == alike.cancel_requested,
             jobs.c.hold_requested == alike.hold_requested,
+            jobs.c.reason.is_not_distinct_from(alike.reason),
         )
         values = {**decision.values, **dict.fromkeys(decision.now, func.now())}
         changed = await self._connection.execute(update(jobs).where(which).values(**values).returning(jobs.c.id))

@@ -8,12 +8,11 @@ from sqlalchemy import RowMapping, delete, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 
 from services.admission.repository import Repository
+from services.admission.steering import BUDGET_EXCEEDED
 from services.contracts.budgets import Budget, BudgetSpec
 from services.contracts.identity import KeyUse
 from services.db.tables import budgets
 from services.kit.ids import new_id
-
-REASON = "budget_exceeded"
 
 # A line belongs to the month in which it begins, as in reports.
 _SPENT = text("""
@@ -51,18 +50,19 @@ WITH chosen AS (
 ), free AS (
     SELECT id FROM jobs WHERE id IN (SELECT id FROM chosen) AND state = 'queued' FOR UPDATE SKIP LOCKED
 ), held AS (
-    UPDATE jobs j SET state = 'held', reason = '{REASON}', detail = c.detail, queued_at = NULL, expected_start_at = NULL
+    UPDATE jobs j
+    SET state = 'held', reason = '{BUDGET_EXCEEDED}', detail = c.detail, queued_at = NULL, expected_start_at = NULL
     FROM chosen c JOIN free USING (id) WHERE j.id = c.id RETURNING j.id, j.tenant_id, c.budget_id, c.detail
 )
 INSERT INTO job_events (job_id, tenant_id, type, data)
 SELECT id, tenant_id, 'job.held',
-    jsonb_build_object('state', 'held', 'reason', '{REASON}', 'detail', detail, 'budget', budget_id)
+    jsonb_build_object('state', 'held', 'reason', '{BUDGET_EXCEEDED}', 'detail', detail, 'budget', budget_id)
 FROM held RETURNING job_id
 """)
 
 _RELEASE = text(f"""
 WITH free AS (
-    SELECT id FROM jobs j WHERE j.state = 'held' AND j.reason = '{REASON}' AND NOT EXISTS (
+    SELECT id FROM jobs j WHERE j.state = 'held' AND j.reason = '{BUDGET_EXCEEDED}' AND NOT EXISTS (
         SELECT FROM budgets b WHERE {_OF_JOB} AND b.action = 'hold')
     FOR UPDATE SKIP LOCKED
 ), released AS (
