@@ -201,18 +201,23 @@ def time_of(text: str, option: str, now: datetime) -> datetime:
         local = now.astimezone()
         at = local.replace(hour=int(hour or 0), minute=int(minute or 0), second=0, microsecond=0, tzinfo=None)
         at += timedelta(days=(_DAYS.index(day) - at.weekday()) % 7 if day else 0)
-        return next(
-            found for more in (0, 7 if day else 1) if (found := (at + timedelta(days=more)).astimezone()) > local
-        )
+        days = (0, 7 if day else 1)
+        return next(found for more in days for found in _shown(at + timedelta(days=more)) if found > local)
     try:
         found = datetime.fromisoformat(text)
-        return found if found.tzinfo else found.astimezone()
+        return found if found.tzinfo else _shown(found)[0]
     except (ValueError, OverflowError):  # also of a calendar's first and last day, which another zone does not have
         raise CliError(
             f"{option}: {text!r} is not a time; write 2026-03-01T18:00 or Tue 9:00 (local time), 2026-03-01T18:00Z or "
             "+6h",
             EXIT_USAGE,
         ) from None
+
+
+def _shown(at: datetime) -> list[datetime]:
+    """Return when local clocks show a time: twice as they are set back; one that they skip is as long after that."""
+    both = [at.replace(fold=fold).astimezone() for fold in (0, 1)]
+    return both if both[0].replace(tzinfo=None) == at else both[1:]
 
 
 def past_time(text: str, option: str) -> datetime:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -125,3 +126,27 @@ def test_a_day_or_an_hour_is_the_next_one(text: str, weekday: int | None, clock:
         assert found.strftime("%H:%M") == clock
         assert weekday in (None, found.weekday())
         assert timedelta() < found - now <= timedelta(days=1 if weekday is None else 7)
+
+
+@pytest.mark.parametrize(
+    ("text", "now", "found"),
+    [
+        ("2026-03-29T02:30", "2026-03-01T00:00Z", "2026-03-29T01:30Z"),  # Skipped: as long after, not an hour early
+        ("2:30", "2026-03-29T00:40Z", "2026-03-29T01:30Z"),
+        ("2026-10-25T02:30", "2026-03-01T00:00Z", "2026-10-25T00:30Z"),
+        ("2:30", "2026-10-25T00:10Z", "2026-10-25T00:30Z"),  # Twice: the next of them
+        ("2:30", "2026-10-25T00:40Z", "2026-10-25T01:30Z"),
+        ("sun 2:30", "2026-10-25T01:10Z", "2026-10-25T01:30Z"),
+        ("2:30", "2026-10-25T01:40Z", "2026-10-26T01:30Z"),
+    ],
+)
+def test_an_hour_that_clocks_skip_or_show_twice(
+    text: str, now: str, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    try:
+        assert time_of(text, "--from", datetime.fromisoformat(now)) == datetime.fromisoformat(found)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
