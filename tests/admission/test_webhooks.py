@@ -408,15 +408,19 @@ async def test_a_rotated_secret_overlaps_and_that_of_another_installation_is_not
     (received,) = post.receiver.received
     assert [len(signatures(secret, received)) for secret in (made["secret"], new)] == [1, 1]
 
+    third = (await post.ask("POST", path, json={"overlap_s": 60})).json()["secret"]
+    await post.deliver(made)
+    assert [len(signatures(each, post.receiver.received[1])) for each in (made["secret"], new, third)] == [0, 1, 1]
+
     newest = (await post.ask("POST", path, json={"overlap_s": 0})).json()["secret"]
     await post.deliver(made)
-    assert [len(signatures(secret, post.receiver.received[1])) for secret in (new, newest)] == [0, 1]
+    assert [len(signatures(secret, post.receiver.received[2])) for secret in (new, third, newest)] == [0, 0, 1]
 
     await post.end_a_job()
     await post.publisher.publish()
     async with contextlib.aclosing(Sender(post.engine, Signer("another installation"), LOOPBACK, RULES)) as stranger:
         await stranger.send(made["id"])
-    assert len(post.receiver.received) == 2
+    assert len(post.receiver.received) == 3
     error = (await post.show(made))["deliveries"][0]["error"]
     assert error == "the installation's secret was replaced: rotate the webhook's secret"
 
