@@ -9,6 +9,7 @@ from fastapi import Depends, Request
 from services.contracts.codes import ProblemCode
 from services.contracts.identity import Identity, Role
 from services.kit.problems import ProblemError
+from services.kit.routes import asked_about
 
 CALLER = "wattshift.caller"
 """Where in a request's scope the user is on whose behalf a service asks; put there when its token was checked."""
@@ -57,6 +58,7 @@ class RequireRole:
             raise forbidden(identity.role, self.role)
         if identity.project is not None and not self.for_projects:
             raise not_of_a_project(identity.project)
+        asked_about.set((request.url.path, identity.only_tenant, identity.project))
         return identity
 
 

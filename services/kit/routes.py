@@ -6,7 +6,9 @@ Cursors of paged lists are opaque to clients, and validated when sent back.
 import base64
 import binascii
 import re
+import zlib
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Header, Request
@@ -86,8 +88,16 @@ def not_a_cursor() -> ProblemError:
     return invalid("?cursor", "This is not a cursor of this list.", ProblemCode.INVALID_CURSOR)
 
 
+asked_about: ContextVar[tuple[str | None, ...]] = ContextVar("asked_about", default=())
+"""The list that a request is about, by its path, and whose: its cursors are of no other one."""
+
+
+def _mark() -> str:
+    return f"{zlib.crc32(repr(asked_about.get()).encode()):08x}"
+
+
 def write_cursor(position: str) -> str:
-    return base64.urlsafe_b64encode(position.encode()).decode().rstrip("=")
+    return base64.urlsafe_b64encode(f"{_mark()}{position}".encode()).decode().rstrip("=")
 
 
 def read_cursor(cursor: str | None, pattern: str) -> str | None:
@@ -102,6 +112,7 @@ def read_cursor(cursor: str | None, pattern: str) -> str | None:
         position = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True).decode()
     except (binascii.Error, ValueError):
         position = None
-    if position is None or re.fullmatch(pattern, position) is None:
+    mark = _mark()
+    if position is None or not position.startswith(mark) or not re.fullmatch(pattern, position[len(mark) :]):
         raise not_a_cursor()
-    return position
+    return position[len(mark) :]

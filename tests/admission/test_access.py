@@ -162,6 +162,29 @@ async def test_lists_have_pages(admission: Admission) -> None:
         assert (bad.status_code, bad.json()["code"]) == (422, "invalid_cursor")
 
 
+async def test_a_cursor_is_of_one_list_and_one_tenant(admission: Admission) -> None:
+    """Taken for another's position, it would leave out rows without a word."""
+    tenants = [await admission.make_tenant(name) for name in ("paged-a", "paged-b")]
+    for tenant in tenants:
+        for name in ("ada", "bo"):
+            await admission.ask("POST", f"/v1/tenants/{tenant}/users", role="admin", json={"name": name})
+            await admission.submit({"name": name}, tenant=tenant)
+    asked = [
+        ("/v1/tenants", "admin", "default"),
+        *((f"/v1/tenants/{tenant}/users", "admin", "default") for tenant in tenants),
+        *(("/v1/jobs", "user", tenant) for tenant in tenants),
+    ]
+    for path, role, tenant in asked:
+        page = (await admission.ask("GET", path, role=role, tenant=tenant, params={"limit": 1})).json()
+        for other, as_role, whose in asked:
+            params = {"cursor": page["next_cursor"]}
+            answer = await admission.ask("GET", other, role=as_role, tenant=whose, params=params)
+            if (path, tenant) == (other, whose):
+                assert answer.status_code == 200, answer.text
+            else:
+                assert (answer.status_code, answer.json()["code"]) == (422, "invalid_cursor"), (path, other)
+
+
 async def test_what_admins_do_is_written_down(admission: Admission) -> None:
     tenant = await admission.make_tenant("written")
     key = await _key(admission, tenant)
