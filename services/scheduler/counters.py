@@ -9,7 +9,9 @@ PHASES = histogram(
     ["phase"],
 )
 ACTIONS = counter("wattshift_scheduler_actions_total", "What rounds did: to gangs, and to nodes.", ["action"])
-FAILURES = counter("wattshift_scheduler_turn_failures_total", "Turns of the loop that ended with an error.")
+FAILURES = counter(
+    "wattshift_scheduler_turn_failures_total", "Failures in turns of the loop: of a turn, or over one job."
+)
 WAITS = histogram(
     "wattshift_job_wait_seconds",
     "How long jobs were queued before a gang of theirs was started: their first one, or a later one.",

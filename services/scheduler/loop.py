@@ -5,11 +5,11 @@ import contextlib
 import gc
 import math
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
-import asyncpg
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
@@ -18,16 +18,17 @@ from services.core.cycle.levels import LevelRoom, level_rooms
 from services.core.cycle.plan import Plan
 from services.core.cycle.policy import Policy
 from services.core.cycle.snapshot import Trigger
-from services.core.domain.errors import PolicyConfigError, WattshiftError
+from services.core.domain.errors import PolicyConfigError
 from services.core.policies.orders.feedback import with_ratios
 from services.core.policies.orders.layer import run_under_orders
 from services.core.policies.registry import build_policy
-from services.db.database import CONNECTION_ERRORS, Database, dumps
+from services.db.database import Database, dumps
 from services.kit.disk import DiskWatch
 from services.kit.logging import Log
 from services.kit.tasks import end_tasks
-from services.scheduler.counters import ACTIONS, FAILURES, PHASES, ROUNDS, WAITS
+from services.scheduler.counters import ACTIONS, PHASES, ROUNDS, WAITS
 from services.scheduler.engines.ingest import EngineIngest
+from services.scheduler.failures import contained, in_parts, note_failure, passes_over
 from services.scheduler.grid.openadr import OpenAdr
 from services.scheduler.grid.orders import prepare
 from services.scheduler.ingest.dependencies import look
@@ -145,21 +146,6 @@ def note_round(trigger: Trigger, applied: Applied, phases_ms: Mapping[str, float
             WAITS.labels(gang).observe(waited_s)
 
 
-def _passes_over(error: Exception) -> bool:
-    """Whether a failure is one of a database that is away, busy or full; a value that it refuses will be again."""
-    refused = isinstance(error, (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError))
-    return isinstance(error, (TimeoutError, asyncpg.PostgresError, *CONNECTION_ERRORS)) and not refused
-
-
-def _note_failure(error: Exception) -> None:
-    """Count and log a failure, which is being handled."""
-    FAILURES.inc()
-    if isinstance(error, WattshiftError):
-        log.error("round.failed", error=str(error), kind=type(error).__name__)
-    else:
-        log.exception("turn.failed")
-
-
 class Scheduler:
     """The decision loop of one process; only the leader of several decides."""
 
@@ -192,6 +178,15 @@ class Scheduler:
         self._curves: KnownCurves = read_curves(settings.control_curves) if settings.control_curves else {}
         self._built: Policy[Any] | None = None
         self._power = PowerWatch(settings.power_interval_s, settings.power_settle_s)
+        self._still_open: Hashable = None
+        self._folds: Mapping[str, Callable[[], Awaitable[object]]] = {
+            "node_power": self._nodes.look,
+            "reports": self._fold_reports,
+            "engines": self._engines.look,
+            "dependencies": self._fold_dependencies,
+            "measurements": self._fold_measurements,
+        }
+        """What others wrote, folded before each round; one that fails stops neither the others nor rounds."""
         self._disk = DiskWatch(settings.database_dir, settings.database_reserve_bytes)
         self._disk_problem = ""
         self._doors = [] if door is None else [door]
@@ -249,11 +244,11 @@ class Scheduler:
             await work()
             return
         except Exception as error:
-            if passes_over := _passes_over(error):
+            if waits := passes_over(error):
                 log.warning("database.waiting", error=str(error) or type(error).__name__)
             else:
-                _note_failure(error)
-            await asyncio.sleep(0.2 if passes_over else self._settings.tick_s)
+                note_failure(error)
+            await asyncio.sleep(0.2 if waits else self._settings.tick_s)
         self._forget()
 
     def _forget(self) -> None:
@@ -275,23 +270,19 @@ class Scheduler:
         A passive one is also due when the last plan asked for another look.
         """
         await self.prepare()
-        await self._nodes.look()
-        ingested = await self._ingest.look(time.monotonic())
-        folded = await self._engines.look()
-        still_open = await look(self._database)
-        measured = await self._measuring.look()
-        if any(ingested) or measured or folded:
-            self._relay.wake()
-        if measured or self._points_unread:
-            self._points_unread = await refit(self._database)
+        for name, fold in self._folds.items():
+            with contained("fold.failed", of=name):
+                if await fold():
+                    self._relay.wake()
         if self._has_no_room():
             return
-        await prepare(self._database)
+        with contained("fold.failed", of="grid_orders"):
+            await prepare(self._database)
         async with self._database.connection() as connection:
             due_in_s = await rounds.due_in_s(
                 connection, self._settings.round_interval_s, self._settings.engine_new_jobs_s
             )
-            now = (*await rounds.fingerprint(connection, self._settings.node_min_on_s), still_open)
+            now = (*await rounds.fingerprint(connection, self._settings.node_min_on_s), self._still_open)
         if due_in_s <= 0:
             await self.hold(Trigger.ACTIVE)
             await self._trim()
@@ -303,6 +294,17 @@ class Scheduler:
             await self.hold(Trigger.PASSIVE)
             self._passive_at_s = time.monotonic()
             self._seen = now  # as it was before the round: what the round itself changed is looked at once more
+
+    async def _fold_reports(self) -> bool:
+        return any(await self._ingest.look(time.monotonic()))
+
+    async def _fold_dependencies(self) -> None:
+        self._still_open = await look(self._database)
+
+    async def _fold_measurements(self) -> int:
+        if (measured := await self._measuring.look()) or self._points_unread:
+            self._points_unread = await refit(self._database)
+        return measured
 
     def _has_no_room(self) -> bool:
         """Return whether the database's disk is so full that nothing is started and only what runs is looked after."""
@@ -318,9 +320,9 @@ class Scheduler:
         try:
             return await self._hold(trigger)
         except Exception as error:
-            if _passes_over(error) or not (found := await self._culprits(trigger)):
+            if passes_over(error) or not (found := await self._culprits(trigger)):
                 raise
-            _note_failure(error)
+            note_failure(error)
             log.error("jobs.set_aside", jobs=found[:SHOWN], count=len(found), lasts_s=SET_ASIDE_S)
             async with self._database.connection() as connection:
                 await jobs.set_aside(connection, found, SET_ASIDE_S)
@@ -339,10 +341,13 @@ class Scheduler:
             left_in = {job_id for unit in kept for job_id in unit}
             try:
                 loaded = await self._load(trigger, {each for unit in units for each in unit} - left_in)
-                policy, is_stored = self._policy_of(loaded)
-                run_under_orders(policy, loaded.snapshot, self._memory_of(loaded, policy, is_stored))
+                await self._keep(loaded)
+                decided, _ = self._decide(loaded, *self._policy_of(loaded), time.perf_counter())
+                await self._apply(decided, rehearsed=True)
+            except StalePlanError:
+                return True
             except Exception as error:
-                if _passes_over(error):
+                if passes_over(error):
                     raise
                 return False
             return True
@@ -378,13 +383,7 @@ class Scheduler:
                 async with self._database.connection() as connection:
                     await connection.execute(orders.KEEP_RATIOS, [*ratios], [*ratios.values()])
             self._ratios, loaded = ratios, replace(loaded, snapshot=snapshot)
-            if loaded.withheld:
-                async with self._database.connection() as connection:
-                    await jobs.hold(
-                        connection, [Waiting(each.id, each.reason.value, each.detail, None) for each in loaded.withheld]
-                    )
-            if loaded.predictions:
-                await self._predicting.keep(loaded.predictions)
+            await self._keep(loaded)
             self.level_rooms = level_rooms(snapshot)
             self.free_gpus = int(snapshot.nodes.free_gpus[snapshot.nodes.schedulable].sum())
             read = time.perf_counter()
@@ -392,9 +391,7 @@ class Scheduler:
             decided, memory = self._decide(loaded, policy, is_stored, read)
             written = time.perf_counter()
             try:
-                applied = await apply(
-                    self._database, decided, self._settings.master_ports, self._settings.measured_settings
-                )
+                applied = await self._apply(decided)
             except StalePlanError as error:
                 log.info("plan.stale", reason=str(error))
                 continue
@@ -409,6 +406,19 @@ class Scheduler:
             self._report(done, loaded)
             return done
         return None
+
+    async def _keep(self, loaded: Loaded) -> None:
+        """Store what was found out of jobs when the cluster was read."""
+        if loaded.withheld:
+            said = [Waiting(each.id, each.reason.value, each.detail, None) for each in loaded.withheld]
+            async with self._database.connection() as connection:
+                await in_parts(said, partial(jobs.hold, connection), "reason.unwritten")
+        if loaded.predictions:
+            await self._predicting.keep(loaded.predictions)
+
+    async def _apply(self, decided: Decided, *, rehearsed: bool = False) -> Applied:
+        ports, values = self._settings.master_ports, self._settings.measured_settings
+        return await apply(self._database, decided, ports, values, rehearsed=rehearsed)
 
     def _memory_of(self, loaded: Loaded, policy: Policy[Any], is_stored: bool) -> Any:
         if is_stored and loaded.memory is None and self._memory:

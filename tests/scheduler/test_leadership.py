@@ -31,11 +31,11 @@ async def test_a_plan_of_a_leader_that_lost_its_lock_while_it_decided_is_refused
     decided, may_apply, refused = asyncio.Event(), asyncio.Event(), list[str]()
     apply: Any = loop.apply
 
-    async def late(database: Database, *arguments: Any) -> Any:
+    async def late(database: Database, *arguments: Any, **options: Any) -> Any:
         decided.set()
         await may_apply.wait()
         try:
-            return await apply(database, *arguments)
+            return await apply(database, *arguments, **options)
         except StalePlanError as error:
             refused.append(str(error))
             raise

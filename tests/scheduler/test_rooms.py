@@ -23,7 +23,7 @@ ROOMS = {
 }
 """Per room the others that it may import; ``FREE`` ones are free to all."""
 
-FREE = {"commands", "counters", "reasons", "settings"}
+FREE = {"commands", "counters", "failures", "reasons", "settings"}
 
 
 def imported_rooms(path: Path) -> set[str]:

@@ -215,10 +215,10 @@ async def test_a_plan_for_a_slice_that_became_another_one_is_not_applied(
     monkeypatch.setattr(world.scheduler, "_decide", decide_late)
     original = loop.apply
 
-    async def apply_late(*arguments: Any) -> Any:
+    async def apply_late(*arguments: Any, **options: Any) -> Any:
         if len(remade) == 1:
             await register(world, "n0", 2, {0: [3, 3]}, made=remade[0])
-        return await original(*arguments)
+        return await original(*arguments, **options)
 
     monkeypatch.setattr(loop, "apply", apply_late)
     await world.scheduler.turn()

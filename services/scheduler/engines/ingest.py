@@ -20,6 +20,7 @@ from services.kit.ids import new_id
 from services.kit.logging import Log
 from services.scheduler.engines import folding
 from services.scheduler.engines.decisions import CANCELLED, ON_HOLD, decide, send, stop_run
+from services.scheduler.failures import contained, note_failure, passes_over
 from services.scheduler.ingest.gangs import EndReason, GangState
 from services.scheduler.repository import engines, gangs, jobs
 from services.scheduler.repository.documents import Json, StoredShare
@@ -55,45 +56,55 @@ class EngineIngest:
             await nodes.lose_of_engines(connection, self._settings.lease_margin_s)
             wished = 0
             for wish in await engines.wishes(connection, self._settings.engine_start_timeout_s):
-                wished += await self._do(connection, wish)
+                with contained("engine.wish_failed", engine=wish.engine, job=wish.job_id):
+                    async with connection.transaction():
+                        wished += await self._do(connection, wish)
             if wished:
                 await _claim(connection)
             stream = (_STREAM[0], _STREAM[1])
             await send(connection, await engines.unfollowed(connection, self._settings.republish_after_s, stream))
         return folded + wished
 
-    async def _fold(self) -> int:
-        """Fold a batch of reports; return how many."""
-        async with self._database.transaction() as connection:
-            rows = await engines.lock_unfolded(connection, BATCH)
-            if not rows:
-                return 0
-            new: list[NewJob] = []
-            blocked: dict[str, bool] = {}
-            deviations = Counter[tuple[str, str]]()
-            for row in rows:
-                try:
-                    fold = _Fold(connection, row)
-                    if isinstance(fold.fate, folding.Admit):
-                        new.append(fold.admitted(again=fold.fate.again))
-                except ValueError as error:  # of what no job can have: it stops neither others nor rounds
-                    log.error("engine.unfoldable", engine=row.engine, job=row.external_id, error=str(error)[:300])
-                    continue
-                await fold.apply()
-                if row.job_id is not None:
-                    blocked[row.job_id] = bool(fold.report.blocked)
-                if fold.deviation is not None:
-                    deviations[row.engine, f"deviation_{fold.deviation}"] += 1
-            await engines.gate(connection, blocked)
-            await engines.admit(connection, self._settings.engine_tenant, new)
-            # A job that is new and runs already is folded once more, now that it is known.
-            fresh = {(job.engine, job.external_id.partition("#")[0]) for job in new}
-            folded = [(row.engine, row.external_id) for row in rows]
-            await engines.mark_folded(connection, [each for each in folded if each not in fresh])
-            await engines.count(connection, deviations)
-            await _claim(connection)
-        log.info("engine.folded", reports=len(rows), new=len(new), deviations=sum(deviations.values()))
+    async def _fold(self, most: int = BATCH) -> int:
+        """Fold a batch of reports; return how many. Of one that fails, each is folded by itself, or left out."""
+        rows: Sequence[UnfoldedRow] = ()
+        try:
+            async with self._database.transaction() as connection:
+                rows = await engines.lock_unfolded(connection, most)
+                if rows:
+                    await self._fold_rows(connection, rows)
+        except Exception as error:
+            if passes_over(error) or not rows:
+                raise
+            if len(rows) > 1:
+                return sum([await self._fold(1) for _ in rows])
+            note_failure(error, "engine.unfoldable", engine=rows[0].engine, job=rows[0].external_id)
+            async with self._database.connection() as connection:
+                await engines.mark_folded(connection, [(row.engine, row.external_id) for row in rows])
         return len(rows)
+
+    async def _fold_rows(self, connection: Connection, rows: Sequence[UnfoldedRow]) -> None:
+        new: list[NewJob] = []
+        blocked: dict[str, bool] = {}
+        deviations = Counter[tuple[str, str]]()
+        for row in rows:
+            fold = _Fold(connection, row)
+            if isinstance(fold.fate, folding.Admit):
+                new.append(fold.admitted(again=fold.fate.again))
+            await fold.apply()
+            if row.job_id is not None:
+                blocked[row.job_id] = bool(fold.report.blocked)
+            if fold.deviation is not None:
+                deviations[row.engine, f"deviation_{fold.deviation}"] += 1
+        await engines.gate(connection, blocked)
+        await engines.admit(connection, self._settings.engine_tenant, new)
+        # A job that is new and runs already is folded once more, now that it is known.
+        fresh = {(job.engine, job.external_id.partition("#")[0]) for job in new}
+        folded = [(row.engine, row.external_id) for row in rows]
+        await engines.mark_folded(connection, [each for each in folded if each not in fresh])
+        await engines.count(connection, deviations)
+        await _claim(connection)
+        log.info("engine.folded", reports=len(rows), new=len(new), deviations=sum(deviations.values()))
 
     async def _do(self, connection: Connection, wish: WishRow) -> int:
         """Do what is wanted of one job; return whether there was anything new to do."""

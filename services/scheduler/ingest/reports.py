@@ -5,10 +5,12 @@ be repeated or interrupted anywhere.
 """
 
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from services.contracts.nodes import ControlsStatus, EndedBy, RankState
+from services.core.domain.counted import counted
 from services.core.domain.jobs import JobState
 from services.core.domain.reasons import Reason
 from services.db import nodes
@@ -16,6 +18,7 @@ from services.db.database import Connection, Database
 from services.kit.logging import Log
 from services.scheduler.commands import set_commands, start_commands, stop_commands
 from services.scheduler.counters import GANGS_ENDED, NODES_LOST
+from services.scheduler.failures import contained
 from services.scheduler.ingest.database_clock import DatabaseClock
 from services.scheduler.ingest.gangs import (
     FINISHED_BEFORE,
@@ -46,6 +49,7 @@ class Ingested(NamedTuple):
     gangs: int
 
 
+Row = TypeVar("Row", RankReport, LostShare)
 ShareReports = Mapping[tuple[str, str], ShareReport]  #: The last reports on shares, by allocation and node
 
 
@@ -69,15 +73,17 @@ class Ingest:
         lost = await self._lose_nodes_unless_unheard(now_s)
         async with self._database.transaction("repeatable_read", readonly=True) as connection:
             live = await gangs.live(connection)
-            reports = share_reports(*await gangs.reports(connection))
+            ranks, lost_shares = await gangs.reports(connection)
             unsent = await outbox.unsent_gangs(connection)
             controls = await gangs.controls(connection)
             lost_slices = await gangs.lost_slices(connection)
             lost_gpus = await gangs.lost_gpus(connection)
             finished = await gangs.finished_before(connection)
+        said_of, lost_of = _by_gang(ranks), _by_gang(lost_shares)
         moved = 0
         for gang in live:
-            try:
+            with contained("gang.failed", allocation=gang.id):  # such as one that another release has stored
+                reports = share_reports(said_of[gang.id], lost_of[gang.id])
                 facts = self._gang(
                     gang,
                     reports,
@@ -99,10 +105,9 @@ class Ingest:
                         if gang.id not in unsent:
                             await self._repeat(gang, reports, now_s)
                             await self._set_again(gang, reports, said, now_s)
-            except ValueError as error:  # of what another release has stored: it stops neither others nor rounds
-                log.error("gang.unreadable", allocation=gang.id, error=str(error)[:300])
         for job_id in finished:
-            moved += await self._believe(job_id)
+            with contained("gang.failed", job=job_id):
+                moved += await self._believe(job_id)
         names = {gang.id for gang in live}
         self._repeated_at_s = {name: at for name, at in self._repeated_at_s.items() if name in names}
         self._unacknowledged_since_s = {name: at for name, at in self._unacknowledged_since_s.items() if name in names}
@@ -163,7 +168,7 @@ class Ingest:
                 [JobState.STARTING],
                 JobState.RUNNING,
                 reason="running",
-                detail=f"It runs on {gang.gpus} GPU{'s' if gang.gpus > 1 else ''}.",
+                detail=f"It runs on {counted(gang.gpus, 'GPU')}.",
                 data={"allocation_id": gang.id, "gpus": gang.gpus},
             )
         return True
@@ -412,6 +417,13 @@ async def _start_again(connection: Connection, gang: LiveGang, node_ids: set[str
         traceparent=parents.get(gang.job_id),
     )
     return [command for command, share in zip(commands, gang.shares, strict=True) if share["node_id"] in node_ids]
+
+
+def _by_gang(rows: Sequence[Row]) -> Mapping[str, list[Row]]:
+    found = defaultdict[str, list[Row]](list)
+    for row in rows:
+        found[row.allocation_id].append(row)
+    return found
 
 
 def share_reports(reports: Iterable[RankReport], lost: Iterable[LostShare]) -> ShareReports:

@@ -133,9 +133,10 @@ async def refit(database: Database) -> bool:
     control = ControlKind(news.control)
     try:
         found = await asyncio.to_thread(learn, points, news.gpu_model, control, news.gpus_per_node)
-    except DomainError as error:
-        log.warning("profile.not_fitted", kind=news.kind, error=str(error))
-        profile = NewProfile(news.kind, news.gpu_model, news.control, news.newest, len(points), str(error))
+    except Exception as error:  # whatever it is, the kinds after it are fitted
+        words = str(error) if isinstance(error, DomainError) else repr(error)
+        log.warning("profile.not_fitted", kind=news.kind, error=words)
+        profile = NewProfile(news.kind, news.gpu_model, news.control, news.newest, len(points), words)
     else:
         table = found.table
         profile = NewProfile(

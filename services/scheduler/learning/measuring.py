@@ -23,6 +23,7 @@ from services.core.cycle.plan import ProfileControls
 from services.core.domain.controls import ControlKind
 from services.db.database import Connection, Database
 from services.kit.logging import Log
+from services.scheduler.failures import contained
 from services.scheduler.power.device_controls import write_controls
 from services.scheduler.repository import gangs, jobs, measurements
 from services.scheduler.repository.documents import Json, StoredDevice
@@ -183,9 +184,10 @@ class Measuring:
             reports = await gangs.controls(connection)
         moved = 0
         for measurement in running:
-            verdict = verdict_of(measurement, reports.get(measurement.allocation_id, {}))
-            if verdict is not None:
-                moved += await self._carry_out(measurement, verdict)
+            with contained("measurement.failed", allocation=measurement.allocation_id):
+                verdict = verdict_of(measurement, reports.get(measurement.allocation_id, {}))
+                if verdict is not None:
+                    moved += await self._carry_out(measurement, verdict)
         return moved
 
     async def _carry_out(self, measurement: Measurement, verdict: End | Next) -> bool:

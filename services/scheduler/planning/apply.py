@@ -139,15 +139,18 @@ class Applied:
         return self.starts + self.preemptions + self.controls + self.nodes
 
 
-async def apply(database: Database, decided: Decided, ports: tuple[int, int], measured_values: int = 8) -> Applied:
+async def apply(
+    database: Database, decided: Decided, ports: tuple[int, int], measured_values: int = 8, *, rehearsed: bool = False
+) -> Applied:
     """Write a plan.
 
     Args:
         ports: First and last port for rank 0.
         measured_values: How many values of a control a gang is measured at.
+        rehearsed: Whether nothing stays written, but a job's unreadability.
 
     Raises:
-        StalePlanError: the snapshot is out of date; or a job cannot be read, and is now held.
+        StalePlanError: the snapshot is out of date; or a job cannot be read, and is now held; or it was a rehearsal.
     """
     holds = [action for action in decided.plan.actions if isinstance(action, plans.Hold)]  # one for each job that waits
     rest: list[plans.Action] = []
@@ -181,6 +184,8 @@ async def apply(database: Database, decided: Decided, ports: tuple[int, int], me
             await _power(connection, decided.plan.nodes)
             if starts or preempts or controls or begun or decided.plan.nodes or active:
                 await _record(connection, round_number, decided, starts, preempts, holds, [*controls, *begun])
+            if rehearsed:
+                raise StalePlanError("it was a rehearsal")
     except NoSuchGangError as error:
         raise StalePlanError(str(error)) from error
     except asyncpg.UniqueViolationError as error:

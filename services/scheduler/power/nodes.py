@@ -17,6 +17,7 @@ from services.core.domain.reasons import Reason
 from services.db.database import CONNECTION_ERRORS, Connection, Database
 from services.kit.logging import Log
 from services.kit.tasks import end_tasks
+from services.scheduler.failures import contained, passes_over
 from services.scheduler.power.hooks import HookError, PowerHook, Target
 from services.scheduler.reasons import SENTENCES
 from services.scheduler.repository import gangs, node_power
@@ -84,16 +85,22 @@ class NodePower:
             changing = await node_power.changing(connection)
         changed = 0
         for seen in changing:
-            if next_step(seen, self._settings) is not None:
-                async with self._database.transaction() as connection:
-                    node = await node_power.lock_changing(connection, seen.node_id)
-                    step = node and next_step(node, self._settings)
-                    if node is not None and step is not None:
-                        await self._take(connection, node, step)
-                        changed += 1
+            with contained("node_power.failed", node=seen.node_id):
+                changed += await self._step(seen)
         if changed:
             self.act()
         return changed
+
+    async def _step(self, seen: ChangingNode) -> bool:
+        if next_step(seen, self._settings) is None:
+            return False
+        async with self._database.transaction() as connection:
+            node = await node_power.lock_changing(connection, seen.node_id)
+            step = node and next_step(node, self._settings)
+            if node is None or step is None:
+                return False
+            await self._take(connection, node, step)
+        return True
 
     async def run(self) -> None:
         """Run the hooks that are due, until cancelled."""
@@ -102,10 +109,11 @@ class NodePower:
                 self._due.clear()
                 try:
                     await self._begin_due()
-                except (TimeoutError, asyncpg.PostgresError, *CONNECTION_ERRORS) as error:
-                    log.warning("node_power.waiting", error=str(error) or type(error).__name__)
-                except Exception:  # a fault over one node must not leave the others asleep for ever
-                    log.exception("node_power.failed")
+                except Exception as error:  # a fault over one node must not leave the others asleep for ever
+                    if passes_over(error):
+                        log.warning("node_power.waiting", error=str(error) or type(error).__name__)
+                    else:
+                        log.exception("node_power.failed")
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_EVERY_S):
                         await self._due.wait()
