@@ -322,10 +322,10 @@ class Gangs:
                 has_changed |= self._observe(gang)
                 has_changed |= await self._settle(gang)
                 gang.trouble = ""
-            except (OSError, ValueError) as error:  # a full disk, a damaged file: the other gangs' turn comes now
-                if gang.trouble != str(error):
-                    log.error("gang.not_settled", allocation_id=gang.allocation_id, error=str(error))
-                gang.trouble = str(error)
+            except Exception as error:  # such as a full disk, a damaged file: the other gangs' turn comes now
+                if gang.trouble != repr(error):
+                    log.error("gang.not_settled", allocation_id=gang.allocation_id, error=repr(error))
+                gang.trouble = repr(error)
         for gang in self:
             self._take_devices(gang)
         await self._tell(on_owners)

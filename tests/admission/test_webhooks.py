@@ -491,8 +491,12 @@ async def test_an_exceeded_budget_is_sent_once_a_month(post: Post) -> None:
     assert post.receiver.received[1].message["data"]["month"] == "2099-01"
 
 
-async def test_an_event_that_a_later_release_wrote_is_sent(post: Post) -> None:
+async def test_an_event_that_a_later_release_wrote_is_sent_whatever_was_before_it(post: Post) -> None:
     made = await post.create(events=["budget.exceeded"])
+    await post.execute("INSERT INTO webhook_events (type, tenant_id, data) VALUES ('node.lost', $1, '{}')", post.tenant)
+    ends = await post.create(events=["job.ended"])
+    mad, sound = await post.end_a_job(), await post.end_a_job()
+    await post.execute("UPDATE jobs SET state = 'of_another_release' WHERE id = $1", mad)
     data = {"budget_id": "b", "tenant_id": post.tenant, "project": "p", "quantity": "kwh", "amount": 1, "used": 2}
     data |= {"month": "2026-11", "action": "warn", "detail": "d", "of_a_later_release": True}
     await post.execute(
@@ -504,6 +508,8 @@ async def test_an_event_that_a_later_release_wrote_is_sent(post: Post) -> None:
     await post.sender.send(made["id"])
     (received,) = post.receiver.received
     assert received.message["data"]["used"] == 2
+    query = "SELECT body::jsonb #>> '{data,job_id}' FROM webhook_deliveries WHERE webhook_id = $1"
+    assert [row[0] for row in await post.admission.database.fetch(query, ends["id"])] == [sound]
 
 
 async def test_a_lost_node_is_sent_to_operators_with_the_jobs_it_ran(post: Post, database_url: str) -> None:

@@ -218,8 +218,9 @@ async def test_a_gang_whose_end_cannot_be_written_down_keeps_no_other_from_its_o
     assert (stuck.is_over, stuck.ended_by) == (True, EndedBy.HOST)
 
 
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), KeyError("of no kind that was foreseen")])
 async def test_a_gang_whose_folder_cannot_be_read_keeps_no_other_from_its_devices(
-    gangs: Gangs, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    gangs: Gangs, clock: Clock, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     gangs.accept(a_start("job_1", 1, [0]))
     gangs.accept(a_start("job_2", 1, [1]))
@@ -227,7 +228,7 @@ async def test_a_gang_whose_folder_cannot_be_read_keeps_no_other_from_its_device
     assert broken is not None
 
     def unreadable() -> None:
-        raise OSError(errno.EIO, "Input/output error")
+        raise error
 
     monkeypatch.setattr(broken.folder, "exit", unreadable)
     assert (await owners_after(gangs, clock, 0.0))[1] == "job_2.1"

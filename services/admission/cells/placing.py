@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Set
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
@@ -89,6 +90,17 @@ class Told:
         return not self.given or self.given + self.gpus <= self.most
 
 
+@contextmanager
+def _alone(job_id: str) -> Generator[None]:
+    """Go on with other jobs, whatever befalls this one; what is a cell's fault, or the database's, is raised."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, ProblemError) or is_connection_error(error):
+            raise
+        log.exception("cell.job_failed", job=job_id)
+
+
 class Placing:
     """The loop over an installation's cells; ``turn`` may be cancelled, or its process killed, anywhere."""
 
@@ -132,23 +144,37 @@ class Placing:
                 self._rooms = await CellRepository(connection).rooms()
             self._placed_up_to = waiting[-1].id if len(waiting) == PLACED_AT_ONCE else ""
             jobs = list[Waits]()
-            for job in map(Waits.of, waiting):
-                if not rows or job.spec.stays_because is not None:
-                    await self._keep(job.row, None)
-                elif job.row.generation >= GENERATIONS and (unheard := may_have(job.spec, silent)):
-                    async with self._engine.begin() as connection:
-                        detail = f"Cells may have it since before a restore: {', '.join(sorted(unheard))}."
-                        await CellRepository(connection).say(job.row.id, detail)
-                else:
-                    jobs.append(job)
+            for row in waiting:
+                with _alone(row.id):
+                    try:
+                        job = Waits.of(row)
+                    except ValueError:  # the scheduler says that it cannot be read
+                        await self._keep(row, None)
+                        continue
+                    if await self._may_go(job, silent, any_cells=bool(rows)):
+                        jobs.append(job)
             for at, job in enumerate(jobs):
                 if at % ASKED_AT_ONCE == 0:  # at once, and once about equal ones
                     kinds = {each.kind: each for each in jobs[at : at + ASKED_AT_ONCE] if self._has_room(each)}
-                    await asyncio.gather(*(self._offers(each, by_name) for each in kinds.values()))
-                await self._place(job, by_name)
+                    offers = (self._offers(each, by_name) for each in kinds.values())
+                    await asyncio.gather(*offers, return_exceptions=True)  # what fails does so again in its job's turn
+                with _alone(job.row.id):
+                    await self._place(job, by_name)
             if not self._placed_up_to:
                 break
         await self._look_again(by_name)
+
+    async def _may_go(self, job: Waits, silent: Set[str], *, any_cells: bool) -> bool:
+        """Whether a job may be offered to cells; have it stay, or say why it waits, if not."""
+        if not any_cells or job.spec.stays_because is not None:
+            await self._keep(job.row, None)
+        elif job.row.generation >= GENERATIONS and (unheard := may_have(job.spec, silent)):
+            async with self._engine.begin() as connection:
+                detail = f"Cells may have it since before a restore: {', '.join(sorted(unheard))}."
+                await CellRepository(connection).say(job.row.id, detail)
+        else:
+            return True
+        return False
 
     async def _follow(self, row: CellRow) -> Heard | None:
         """Do what is to be done in one cell; return it if it answers."""
@@ -163,13 +189,16 @@ class Placing:
             until_s = time.monotonic() + FOLLOWED_S
             for each in given:
                 if time.monotonic() < until_s and not (each.settles and each.remote_id not in live):
-                    problem = await self._advance(cell, each, live) or problem
+                    with _alone(each.job_id):
+                        problem = await self._advance(cell, each, live) or problem
             for remote_id in live.keys() - {each.remote_id for each in given}:
                 if (copy := live[remote_id]) is not None and time.monotonic() < until_s:
-                    problem = await self._claim(cell, copy) or problem
+                    with _alone(copy.id):
+                        problem = await self._claim(cell, copy) or problem
             for name, remote_id in self._strays.keys() - {(row.name, each) for each in live}:
                 if name == row.name:
-                    await self._account(cell, remote_id)
+                    with _alone(remote_id):
+                        await self._account(cell, remote_id)
             cell.is_whole = time.monotonic() < until_s
         except Exception as error:  # whatever befalls one cell, the others have their turn
             if is_connection_error(error):
@@ -426,7 +455,8 @@ class Placing:
         if not found:
             self._next_lap_s = time.monotonic() + self._again_s
         for row in found:
-            await self._reconsider(row, cells)
+            with _alone(row.id):
+                await self._reconsider(row, cells)
 
     async def _reconsider(self, row: WaitingRow, cells: Mapping[str, Heard]) -> None:
         job, here = Waits.of(row), row.cell or HOME

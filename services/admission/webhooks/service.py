@@ -1,6 +1,8 @@
 """Use cases on webhooks, and the publisher that makes deliveries of events."""
 
 from collections.abc import Iterable, Sequence
+from functools import partial
+from operator import itemgetter
 
 from sqlalchemy import RowMapping
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
@@ -18,6 +20,7 @@ from services.contracts.problems import FieldError
 from services.core.domain.jobs import JobState
 from services.kit.ids import new_id, utc_now
 from services.kit.problems import ProblemError, found
+from services.kit.readable import readable
 
 
 class Publisher:
@@ -52,20 +55,20 @@ class Publisher:
                 return 0, True
             receivers = await repository.receivers()
             events = await repository.take_events()
-            deliveries = [made for row in events for made in _deliveries_of_event(row, receivers)]
+            made = readable(events, partial(_deliveries_of_event, receivers=receivers), "event")
             is_last = len(events) < PAGE
             if receivers:
                 horizon = await repository.horizon()  # before the page is read, so that it skips nothing
                 changes = await repository.changes(position, self._settle_s)
                 ready = _ready(changes)
-                deliveries += [made for row in ready for made in _deliveries_of_job(row, receivers)]
+                made += readable(ready, partial(_deliveries_of_job, receivers=receivers), "job", itemgetter("job_id"))
                 reached = Position(ready[-1]["transaction_id"], ready[-1]["sequence"]) if ready else position
                 if len(ready) == len(changes) < PAGE and horizon.transaction_id - reached.transaction_id > LARGEST_MOVE:
                     reached = horizon
                 if reached != position:
                     await repository.move(reached)
                 is_last = is_last and len(ready) < PAGE
-            await repository.add(deliveries)
+            await repository.add(deliveries := [delivery for each in made for delivery in each])
         return len(deliveries), is_last
 
 
