@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 from redis.asyncio import Redis
 
-from gpu_agent import files, logs, retention, secrets, shim
+from gpu_agent import files, logs, secrets, shim
 from gpu_agent.checkpoint_store import Store, StoreError
 from gpu_agent.checkpoints import Checkpoints
 from gpu_agent.confinement import Confinement
@@ -36,9 +36,10 @@ from gpu_agent.listeners import Ports, is_taken
 from gpu_agent.partitions import Partitions
 from gpu_agent.ranks import RankFolder
 from gpu_agent.reporting import BATCH, HOUSEKEEPING_S, Loops, ReportingAgent, wait_for
+from gpu_agent.retention import Retention
 from gpu_agent.scratch import Scratch
 from gpu_agent.settings import AgentSettings
-from gpu_agent.sources import Sources, remove_sources
+from gpu_agent.sources import Sources
 from services.contracts.commands import StartGang
 from services.contracts.nodes import DeviceInfo, DeviceReading, Listener
 from services.contracts.routing import LatencyReport
@@ -298,13 +299,12 @@ class Agent(ReportingAgent):
 
     async def _keep_house(self) -> None:
         limits = self.settings.retention_s, self.settings.retention_bytes
-        generations = self.settings.state_folder / "generations"
+        kept = Retention(self.gangs.folder, self.settings.state_folder / "generations")
         while True:
-            await asyncio.to_thread(remove_sources, self.gangs.folder)
             self.confinement.cgroups.sweep(self._running_ranks())
             disk = self._disk.space()
             lacking = disk.reserve_bytes - disk.free_bytes if disk else 0
-            await asyncio.to_thread(retention.clean, self.gangs.folder, generations, *limits, lacking)
+            await asyncio.to_thread(kept.clean, *limits, lacking)
             jobs = [gang.start.job_id for gang in self.gangs if gang.start]
             await asyncio.to_thread(self.checkpoints.clean, jobs, self.settings.retention_s)
             await self._learned.save()

@@ -18,7 +18,6 @@ from gpu_agent import trees
 from gpu_agent.account import Account
 from gpu_agent.archives import unpack
 from gpu_agent.git import fetch_commit
-from gpu_agent.ranks import RankFolder
 from gpu_agent.secrets import InputError
 from gpu_agent.settings import AgentSettings
 from services.contracts.sources import UPLOAD_CHUNK_BYTES, OpenedChunk, Source
@@ -128,13 +127,10 @@ class Sources:
                 total -= size
 
 
-def remove_sources(allocations: Path) -> None:
-    """Remove the files of gangs that are over and settled: only checkpoint folders and logs are kept."""
-    with suppress(OSError):
-        for path in allocations.iterdir():
-            if RankFolder(path).is_released():
-                for folder in (path / FOLDER, *path.glob(f"{_DRAFT}*")):
-                    trees.remove(folder)
+def remove_sources(rank: Path) -> None:
+    """Remove a gang's files from the folder of a rank that is over and settled: checkpoints and logs are kept."""
+    for folder in (rank / FOLDER, *rank.glob(f"{_DRAFT}*")):
+        trees.remove(folder)
 
 
 def _sha256(path: Path) -> str:

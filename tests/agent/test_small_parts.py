@@ -16,12 +16,13 @@ import psutil
 import pytest
 from pydantic import ValidationError
 
-from gpu_agent import containers, exec_shim, retention, shim
+from gpu_agent import containers, exec_shim, shim, sources, trees
 from gpu_agent.account import Account, find_account
 from gpu_agent.containers import Engine
 from gpu_agent.environment import job_variables
 from gpu_agent.processes import cpu_seconds, kill_marked
 from gpu_agent.ranks import RankFolder
+from gpu_agent.retention import Retention
 from gpu_agent.settings import AgentSettings
 from services.contracts.commands import StartGang
 from services.contracts.exec_sessions import ExecRequest, TerminalSize
@@ -147,17 +148,46 @@ def test_settled_folders_go_by_age_and_then_by_size(tmp_path: Path) -> None:
             folder.release()
         os.utime(folder.path, (now - age_s, now - age_s))
     (tmp_path / "generations").mkdir()
-    retention.clean(tmp_path, tmp_path / "generations", age_s=700, total_bytes=1 << 30)
+    kept = Retention(tmp_path, tmp_path / "generations")
+    kept.clean(age_s=700, total_bytes=1 << 30)
     assert {path.name for path in tmp_path.iterdir()} == {"old", "young", "unsettled", "generations"}
-    retention.clean(tmp_path, tmp_path / "generations", age_s=700, total_bytes=60_000)
+    kept.clean(age_s=700, total_bytes=60_000)
     assert {path.name for path in tmp_path.iterdir()} == {"young", "unsettled", "generations"}
+
+
+def test_a_settled_folder_is_looked_into_once_and_those_that_end_later_stay_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = list[str]()
+
+    def measure(path: Path) -> int:
+        measured.append(path.name)
+        return 1
+
+    monkeypatch.setattr(trees, "disk_bytes", measure)
+    kept, now = Retention(tmp_path, tmp_path / "generations"), time.time()
+    for at, name in enumerate(("b", "a", "c")):
+        folder = RankFolder(tmp_path / name)
+        folder.path.mkdir()
+        assert kept.clean(age_s=1_000, total_bytes=10) == 0
+        folder.release()
+        (folder.path / sources.FOLDER).mkdir()
+        os.utime(folder.path, (now - 100 + at,) * 2)
+        assert kept.clean(age_s=1_000, total_bytes=10) == 0
+    assert measured == ["b", "a", "c"]
+    assert not [*tmp_path.glob(f"*/{sources.FOLDER}")]
+    trees.remove(tmp_path / "a")
+    assert kept.clean(age_s=1_000, total_bytes=10, lacking_bytes=1) == 1
+    assert {path.name for path in tmp_path.iterdir()} == {"c"}
+    assert Retention(tmp_path, tmp_path).clean(age_s=1_000, total_bytes=0) == 1
+    assert measured == ["b", "a", "c", "c"]
 
 
 def test_old_generations_are_forgotten(tmp_path: Path) -> None:
     for name, age_s in (("job_old", 40 * 86_400), ("job_new", 86_400)):
         (tmp_path / name).write_text("1")
         os.utime(tmp_path / name, (time.time() - age_s,) * 2)
-    retention.clean(tmp_path / "none", tmp_path, 1, 1)
+    Retention(tmp_path / "none", tmp_path).clean(1, 1)
     assert [path.name for path in tmp_path.iterdir()] == ["job_new"]
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from gpu_agent import retention, trees
+from gpu_agent import trees
 from gpu_agent.checkpoint_folders import MOST_LEVELS, UnfitError, listed
 from gpu_agent.ranks import RELEASED
+from gpu_agent.retention import Retention
 
 DEEP = 3_000
 """Deeper than Python calls itself, and than a path is long."""
@@ -65,7 +66,7 @@ def test_a_job_with_deep_folders_does_not_stop_retention_for_the_others(folder: 
         (folder / name / "stdout").write_bytes(b"x" * 10_000)
         (folder / name / RELEASED).touch()
     assert trees.disk_bytes(folder / "other.1") >= 10_000 + 8_192
-    assert retention.clean(folder, folder / "generations", age_s=-1, total_bytes=0) == 2
+    assert Retention(folder, folder / "generations").clean(age_s=-1, total_bytes=0) == 2
     assert list(folder.iterdir()) == []
 
 

@@ -1184,7 +1184,7 @@ def a_host(simulation: Simulation, shims: _Shims, commands: _Outbox, devices: _D
         (agent_module.secrets, "prepare_memory", lambda: None),
         (agent_module, "remove_keys", lambda _: None),
         (agent_module, "Scratch", lambda *_: SimpleNamespace(watch=_forever)),
-        (agent_module.retention, "clean", lambda *_: None),
+        (agent_module.Retention, "clean", lambda *_: None),
         (outbox, "oldest", commands.oldest),
         (outbox, "delete", commands.delete),
         (files, "replace", may_fail(files.replace)),
