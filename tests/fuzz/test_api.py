@@ -1,7 +1,8 @@
 """Every operation of the public API, of the services behind it and of the router, fuzzed by everybody who can ask.
 
 Each run has an installation and a process of its own: to make the cases takes ten seconds, which not every worker of a
-run need spend, and what one run leaves behind is no surprise to another.
+run need spend, and what one run leaves behind is no surprise to another. One of them then has a random walk over the
+services together (`walk.py`).
 """
 
 import os
@@ -16,7 +17,7 @@ from tests.support.servers import ROOT
 
 RUNS = {
     "router": (("router.py",), 30),
-    "gate": (("gate.py",), len(read_routes())),
+    "gate": (("gate.py", "walk.py"), len(read_routes())),
     "services": (("services.py",), 150),
     "admin": (("operations.py", "stands.py"), len(read_routes())),
 }
