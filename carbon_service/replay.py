@@ -13,15 +13,13 @@ class Replay:
     """At the real instant ``real_s`` the grid's clock shows ``grid_s``; it runs at ``speed`` grid seconds per second.
 
     The grid's clock never jumps: a recording that ends starts over, which is up to the recording itself.
-
-    Attributes:
-        requested_start_s: The start that was requested when this replay began; ``None`` for the default.
     """
 
     real_s: float
     grid_s: float
     speed: float
     requested_start_s: float | None = None
+    """The start that was requested when this replay began; ``None`` for the default."""
 
     def grid_at(self, real_s: float) -> float:
         """Return what the grid's clock shows at a real instant."""

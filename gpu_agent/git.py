@@ -4,8 +4,6 @@ What git does is up to the job's owner: it depends on the server that it talks t
 and ``ssh`` read, such as ``~/.ssh/config``, which can name programs to run.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import hashlib

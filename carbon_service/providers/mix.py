@@ -48,17 +48,11 @@ SIGNALS = (Signal.AVERAGE_DIRECT, Signal.AVERAGE_LIFECYCLE)
 
 @dataclass(frozen=True)
 class Mix:
-    """What generated over one interval.
+    """What generated over one interval."""
 
-    Attributes:
-        start_s: When it begins, UTC seconds; None where the answer's instant cannot be read.
-        power_mw: Mean power by source: a key of ``FACTORS``, ``STORED`` or ``UNKNOWN``.
-        is_doubted: Whether the source's own figures contradict one another.
-    """
-
-    start_s: float | None
-    power_mw: Mapping[str, float]
-    is_doubted: bool = False
+    start_s: float | None  #: When it begins, UTC seconds; None where the answer's instant cannot be read
+    power_mw: Mapping[str, float]  #: Mean power by source: a key of ``FACTORS``, ``STORED`` or ``UNKNOWN``
+    is_doubted: bool = False  #: Whether the source's own figures contradict one another
     imported_mw: Mapping[str, float] = field(default_factory=dict[str, float])  #: What flowed in, by source likewise
 
     @property

@@ -1,7 +1,5 @@
 """The gateway as seen from the command line."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

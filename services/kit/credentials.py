@@ -56,18 +56,14 @@ def standing_token(join_token: str, node_id: str) -> str:
 
 @dataclass(frozen=True)
 class Credential:
-    """The credential of one service.
-
-    Attributes:
-        secrets: Its own secrets, by which it knows its callers; more than one while they are being replaced.
-        keys: By service that it may ask, the key with which it signs.
-        nodes: Secrets from which those of nodes are derived; empty except for ``KEEPERS_OF_NODES``.
-    """
+    """The credential of one service."""
 
     name: str
     secrets: tuple[bytes, ...]
-    keys: Mapping[str, bytes]
+    """Its own secrets, by which it knows its callers; more than one while they are being replaced."""
+    keys: Mapping[str, bytes]  #: By service that it may ask, the key with which it signs
     nodes: tuple[bytes, ...] = ()
+    """Secrets from which those of nodes are derived; empty except for ``KEEPERS_OF_NODES``."""
 
     @classmethod
     def derived(cls, name: str, roots: Sequence[bytes]) -> Credential:

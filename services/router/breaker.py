@@ -19,17 +19,14 @@ class BreakerState(StrEnum):
 
 @dataclass(slots=True)
 class Breaker:
-    """Counts the failures of one server; ``now_s`` is any clock that does not go back.
-
-    Attributes:
-        trial: The request that tries the server while it is ejected. The outcomes of requests sent before it count for
-            nothing.
-    """
+    """Counts the failures of one server; ``now_s`` is any clock that does not go back."""
 
     failures: int = 0
     ejections: int = 0
     opened_s: float | None = None
     trial: object | None = None
+    """The request that tries the server while it is ejected. The outcomes of requests sent before it count for
+    nothing."""
 
     def state(self, now_s: float) -> BreakerState:
         if self.opened_s is None:

@@ -33,15 +33,10 @@ class Server:
         held_elsewhere: Requests that other router processes said they hold.
         share_s: Its seconds per request so far: grows by 1 / n in each second in which it holds n requests.
         spec: Its row of the routing table.
-        instance: Its row as an instance of an application; None for a model server.
-        was_key_asked_for: Whether the key of an instance, if it has one, was fetched since it entered the table.
-        costs: How fast it is and what it has to do, as far as is known here.
         energy: What each request adds to its energy, by its profile; None if that does not say.
         gco2_per_kwh: Intensity of its grid now, PUE included; None if unknown.
-        tells_load: Whether it reported its load when it was last asked.
         accuracy_pct: Accuracy of its variant of the model; None where all servers are alike.
         stated: Headers by which its answers say where it is, and how accurate.
-        spare: Tokens of each request that it holds because others left room; those yield to others (``lanes``).
     """
 
     __slots__ = (
@@ -58,14 +53,16 @@ class Server:
         self.id = spec.id
         self.origin = Origin(spec.url, None if spec.pool is not None else networks)
         self.breaker = Breaker()
-        self.costs = ServerCosts()
+        self.costs = ServerCosts()  #: How fast it is and what it has to do, as far as is known here
         self._refused: dict[Extra, float] = {}
         self.lanes: list[str] = []
         self.spare: dict[Any, int] = {}
+        """Tokens of each request that it holds because others left room; those yield to others (``lanes``)."""
         self.limit = spec.capacity
-        self.instance = instance
-        self.tells_load = False
+        self.instance = instance  #: Its row as an instance of an application; None for a model server
+        self.tells_load = False  #: Whether it reported its load when it was last asked
         self.was_key_asked_for = False
+        """Whether the key of an instance, if it has one, was fetched since it entered the table."""
         self._take(spec)
 
     def update(self, spec: RoutedServer, processes: int = 1) -> None:

@@ -133,17 +133,14 @@ def priority_of(limits: KeyLimits, fields: Mapping[str, Any], usual: int) -> int
 
 
 class Gate:
-    """Keys and limits of this process, and the requests that it has not answered yet.
-
-    Attributes:
-        at_once: Tenants' limits of concurrent requests.
-    """
+    """Keys and limits of this process, and the requests that it has not answered yet."""
 
     def __init__(self, settings: RouterSettings, keys: KeyCache) -> None:
         self.keys = keys  #: Callers' keys
         self.limiter = RateLimiter()  #: Tenants' limits of requests per second
         self.rules = KeyRules(self.limiter)  #: Keys' limits
         self.at_once = ConcurrencyLimiter(settings.max_requests_per_tenant, "requests", retry_after_s=1)
+        """Tenants' limits of concurrent requests."""
         self.bodies = BodyReader(settings.max_buffered_bytes)  #: Reads bodies while there is room for them
         self._most_bytes = settings.max_body_bytes
         self._services = Incoming.of(settings.credential)

@@ -37,18 +37,15 @@ NOT_ITS_FAULT = frozenset({"preempted", "no_key", "slow_client"})
 
 
 class UpstreamError(Exception):
-    """A server did not answer as it should.
-
-    Attributes:
-        reason: Stable code: ``connect``, ``refused_address``, ``closed``, ``timeout``, ``hung``, ``malformed``,
-            ``too_large``, ``busy``, ``rate_limited``, ``preempted``, ``no_key``, ``key_refused``, ``slow_client``.
-    """
+    """A server did not answer as it should."""
 
     def __init__(
         self, reason: str, detail: str, *, may_repeat: bool = False, retry_after_s: float | None = None
     ) -> None:
         super().__init__(detail)
         self.reason = reason
+        """Stable code: ``connect``, ``refused_address``, ``closed``, ``timeout``, ``hung``, ``malformed``,
+        ``too_large``, ``busy``, ``rate_limited``, ``preempted``, ``no_key``, ``key_refused``, ``slow_client``."""
         self.may_repeat = may_repeat  #: Whether the request was certainly not processed
         self.retry_after_s = retry_after_s  #: When the server says to try again; None if it does not
 

@@ -20,16 +20,8 @@ from services.contracts.queries import PlanQuery
 from services.contracts.schema import Name
 from services.core.domain.errors import DomainError, PolicyConfigError
 from services.core.domain.jobs import JobState
+from services.core.policies import registry
 from services.core.policies.parameters import describe_parameters
-from services.core.policies.registry import (
-    POLICIES,
-    PolicyEntry,
-    build_policy,
-    entry_of,
-    known_policies,
-    policy_name,
-    unknown_policy,
-)
 from services.kit.identity import Operator, ProjectCaller
 from services.kit.problems import ProblemError, conflict, invalid, not_found, unavailable
 from services.kit.projects import spec_in_project
@@ -83,8 +75,8 @@ async def list_policies(_: ProjectCaller, service: Service) -> policies.PolicyLi
     """List policies."""
     row = await service.read(rounds.active_policy)
     active = row.policy if row else None
-    entries = dict(POLICIES)
-    if active is not None and (entry := entry_of(active)) is not None:
+    entries = dict(registry.POLICIES)
+    if active is not None and (entry := registry.entry_of(active)) is not None:
         entries.setdefault(active, entry)  # with ``fair+`` before its name, it is not among the others
     return policies.PolicyList(items=[_description(name, entry, active) for name, entry in entries.items()])
 
@@ -104,11 +96,11 @@ async def choose_policy(
     choice: policies.PolicyChoice, caller: Operator, service: Service, settings: Settings, redis: Hints
 ) -> policies.ActivePolicy:
     """Choose the policy and its parameters."""
-    name = policy_name(choice.name)
-    if entry_of(name) is None:
-        pointer = FieldError(pointer="/name", detail=f"One of {known_policies()}.")
+    name = registry.policy_name(choice.name)
+    if registry.entry_of(name) is None:
+        pointer = FieldError(pointer="/name", detail=f"One of {registry.known_policies()}.")
         raise ProblemError(404, ProblemCode.UNKNOWN_POLICY, _unknown(choice.name), errors=[pointer])
-    build_policy(name, choice.parameters)
+    registry.build_policy(name, choice.parameters)
     row = await service.set_policy(name, choice.parameters, caller)
     await hint(redis, "policy")
     return _active(row, settings)
@@ -148,8 +140,8 @@ async def set_topology(given: TopologyFile, caller: Operator, service: Service, 
 async def get_policy(name: str, _: ProjectCaller, service: Service) -> policies.PolicyDescription:
     """Get a policy."""
     row = await service.read(rounds.active_policy)
-    if (entry := entry_of(name)) is not None:
-        return _description(policy_name(name), entry, row.policy if row else None)
+    if (entry := registry.entry_of(name)) is not None:
+        return _description(registry.policy_name(name), entry, row.policy if row else None)
     raise ProblemError(404, ProblemCode.UNKNOWN_POLICY, _unknown(name))
 
 
@@ -304,7 +296,7 @@ def _before(cursor: str | None) -> int | None:
     return int(cursor)
 
 
-def _description(policy: str, entry: PolicyEntry, active: str | None) -> policies.PolicyDescription:
+def _description(policy: str, entry: registry.PolicyEntry, active: str | None) -> policies.PolicyDescription:
     parameters = [
         policies.PolicyParameter.of(each, unit=each.unit or None, choices=list(each.choices) or None)
         for each in describe_parameters(entry.config)
@@ -315,7 +307,7 @@ def _description(policy: str, entry: PolicyEntry, active: str | None) -> policie
 
 
 def _unknown(name: str) -> str:
-    said = unknown_policy(name)
+    said = registry.unknown_policy(name)
     return f"{said[:1].upper()}{said[1:]}."
 
 
@@ -324,7 +316,7 @@ def _active(row: ActivePolicyRow | None, settings: SchedulerSettings) -> policie
         raise unavailable("The scheduler")
     parameters, problem = row.parameters, None
     try:
-        policy: Any = build_policy(row.policy, parameters)
+        policy: Any = registry.build_policy(row.policy, parameters)
         parameters = asdict(policy.config)
     except PolicyConfigError as error:
         problem = f"{error.pointer.lstrip('/')}: {error}" if error.pointer else str(error)

@@ -44,17 +44,14 @@ _id, _name = attrgetter("id"), attrgetter("name")
 
 
 class Routing:
-    """Makes the routers' table, and remembers how many requests they hold at draining servers.
-
-    Attributes:
-        zones: Zone and signal of each model server of the last table, by its id; those without a zone are left out.
-    """
+    """Makes the routers' table, and remembers how many requests they hold at draining servers."""
 
     def __init__(self, repository: ServingRepository, intensities: Intensities, settings: ServingSettings) -> None:
         self._repository, self._intensities, self._settings = repository, intensities, settings
         self._made: tuple[float, routing.RoutingTable] | None = None
         self._making = asyncio.Lock()
         self.zones: dict[str, tuple[str, str | None]] = {}
+        """Zone and signal of each model server of the last table, by its id; those without a zone are left out."""
         self._held: dict[tuple[str, str], tuple[int, float]] = {}
 
     async def table(self) -> routing.RoutingTable:

@@ -19,8 +19,6 @@ between the baseline and the policy as it is in force. How levers share what the
 policy without a lever skips that lever's step.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace

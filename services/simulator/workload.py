@@ -85,35 +85,27 @@ class Behaviour:
 
 @dataclass(frozen=True)
 class JobProfile:
-    """A kind of job.
+    """A kind of job."""
 
-    Attributes:
-        name: For reports, such as ``bert, batch 12``.
-        true: Actual behaviour by GPU model, ``ANY_MODEL`` for the others.
-        predicted: The same as predicted; shown to policies that need speeds ahead. Equal to ``true`` unless given.
-        host_power_w: CPU and static draw of the host per GPU the job holds, watts, in addition to ``gpu_power_w``.
-        checkpoint_s: Time to write a checkpoint when stopped; the gang holds its GPUs and draws power without working.
-        restart_s: Time from getting GPUs to the first step of work; also paid at the first start.
-        graph: Stages, replicas and bytes. A gang that spans nodes is then slower than on one by the ratio of their
-            iteration times on the graph, whatever ``Behaviour.spread_speed`` says.
-        iteration_s: Seconds of ``Workload.work_s`` per iteration, for predictors, which count iterations.
-        adaptive: For a GPU model, how the job runs if the policy lets it tune its batch size to its gang, by stages of
-            equal shares of its work; None if it cannot tune it, and runs as usual.
-        batch_range: The smallest and the largest total batch that it then uses, samples.
-        slice_speeds: Measured speed on a MIG slice relative to one whole GPU, by its sevenths; above 0.
-    """
-
-    name: str
-    true: Mapping[str, Behaviour]
+    name: str  #: For reports, such as ``bert, batch 12``
+    true: Mapping[str, Behaviour]  #: Actual behaviour by GPU model, ``ANY_MODEL`` for the others
     predicted: Mapping[str, Behaviour] = field(default_factory=dict[str, Behaviour])
+    """The same as predicted; shown to policies that need speeds ahead. Equal to ``true`` unless given."""
     host_power_w: float = 0.0
+    """CPU and static draw of the host per GPU the job holds, watts, in addition to ``gpu_power_w``."""
     checkpoint_s: float = 10.0
-    restart_s: float = 30.0
+    """Time to write a checkpoint when stopped; the gang holds its GPUs and draws power without working."""
+    restart_s: float = 30.0  #: Time from getting GPUs to the first step of work; also paid at the first start
     graph: JobGraph | None = None
-    iteration_s: float = 1.0
+    """Stages, replicas and bytes. A gang that spans nodes is then slower than on one by the ratio of their iteration
+    times on the graph, whatever ``Behaviour.spread_speed`` says."""
+    iteration_s: float = 1.0  #: Seconds of ``Workload.work_s`` per iteration, for predictors, which count iterations
     adaptive: Callable[[str], tuple[Behaviour, ...]] | None = None
-    batch_range: tuple[int, int] = (-1, -1)
+    """For a GPU model, how the job runs if the policy lets it tune its batch size to its gang, by stages of equal
+    shares of its work; None if it cannot tune it, and runs as usual."""
+    batch_range: tuple[int, int] = (-1, -1)  #: The smallest and the largest total batch that it then uses, samples
     slice_speeds: Mapping[int, float] = field(default_factory=dict[int, float])
+    """Measured speed on a MIG slice relative to one whole GPU, by its sevenths; above 0."""
 
     def __post_init__(self) -> None:
         if not self.true:

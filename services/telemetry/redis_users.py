@@ -37,12 +37,7 @@ def rules(node_id: str, passwords: list[str]) -> list[str]:
 
 
 class RedisUsers:
-    """Keeps the users in line with the nodes in the database.
-
-    Attributes:
-        may: Whether the server lets telemetry make users. If it does not, nodes go on with the REDIS_URL of their
-            settings, as in earlier releases, and the log says so.
-    """
+    """Keeps the users in line with the nodes in the database."""
 
     def __init__(self, database: Database, redis: Redis) -> None:
         self._database = database
@@ -51,6 +46,8 @@ class RedisUsers:
         self._run_id = ""
         self._failed = ""
         self.may = True
+        """Whether the server lets telemetry make users. If it does not, nodes go on with the REDIS_URL of their
+        settings, as in earlier releases, and the log says so."""
 
     async def apply(self) -> None:
         """Make the users as they should be; what the server refuses is logged, and tried again."""

@@ -1,7 +1,5 @@
 """How arrays of jobs are listed and described."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from services.cli import output

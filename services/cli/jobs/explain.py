@@ -1,7 +1,5 @@
 """``wattshift explain``: why a job or an array waits, how it runs, or what happened to it, on one page."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from datetime import UTC, datetime, tzinfo
 from typing import Annotated, Any

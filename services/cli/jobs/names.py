@@ -3,8 +3,6 @@
 Of several with one name, the only one that has not ended is meant.
 """
 
-from __future__ import annotations
-
 import getpass
 import os
 import re

@@ -1,7 +1,5 @@
 """``wattshift pools``: pools of model servers that run as planned: their plans, instances and traffic."""
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Iterator
 from datetime import UTC, datetime

@@ -132,10 +132,6 @@ class NodeRoom:
     These are the jobs that are bound to nodes, and the gangs that must lie within one domain of a level: each of them
     claims GPUs of certain nodes; other jobs claim none, since they are placed last and anywhere. But a job that already
     runs and continues keeps its GPUs.
-
-    Attributes:
-        shares: Where each bound job starts: (node, number of GPUs), in the order of its nodes.
-        kept_back: Free devices that nothing else may get in this round, by node.
     """
 
     def __init__(self, snapshot: Snapshot, *, reclaims: bool) -> None:
@@ -144,7 +140,9 @@ class NodeRoom:
         index, takes = nodes.index, nodes.schedulable
         self._nodes = nodes
         self.shares: dict[int, list[tuple[int, int]]] = {}
+        """Where each bound job starts: (node, number of GPUs), in the order of its nodes."""
         self.kept_back: dict[int, int] = defaultdict(int)
+        """Free devices that nothing else may get in this round, by node."""
         self._on: dict[int, list[int]] = {}
         for job_id, on in snapshot.bound.items():
             job = jobs.index.get(job_id)

@@ -43,11 +43,7 @@ def placement_on(*shares: tuple[NodeId, tuple[int, ...]]) -> Placement:
 
 
 class FreeDevices:
-    """The free devices of one round, counted down as gangs are placed. Drained nodes have none.
-
-    Attributes:
-        count: (n_nodes,) devices still free on each node; for reading only.
-    """
+    """The free devices of one round, counted down as gangs are placed. Drained nodes have none."""
 
     def __init__(self, nodes: NodeTable) -> None:
         self._nodes = nodes
@@ -55,6 +51,7 @@ class FreeDevices:
         self.count: Ints = (
             nodes.free_gpus.copy() if nodes.all_schedulable else np.where(nodes.schedulable, nodes.free_gpus, 0)
         )
+        """(n_nodes,) devices still free on each node; for reading only."""
         self._masks: Ints | None = None
         self._blocks: dict[int, FreeBlocks] = {}
         self._spread: set[int] = set()
@@ -105,11 +102,7 @@ class FreeDevices:
         return placement_on(*((self._nodes.ids[node], devices) for node, devices in shares))
 
     def take(self, shares: list[tuple[int, int]]) -> Placement:
-        """Take the lowest free devices for each (node, count) pair and return them as a placement.
-
-        Raises:
-            DomainError: a node has fewer free devices than asked for.
-        """
+        """Take each node's lowest free devices, by (node, count) pairs; ``DomainError`` if it has fewer."""
         placed: list[tuple[NodeId, tuple[int, ...]]] = []
         for node, gpus in shares:
             devices = self.on(node)

@@ -306,134 +306,118 @@ class TenantShares:
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """Everything a policy may know.
+    """Everything a policy may know."""
 
-    Attributes:
-        version: Identifies this snapshot; a plan names the one it was made from.
-        now_s: The only clock a policy sees, UTC seconds.
-        trigger: Why the round is held.
-        gpu_models: Names of the GPU models, indexed by ``NodeTable.gpu_model`` and the columns of
-        ``JobTable.eligible``.
-        outlooks: What is known about the grid of each zone, all for one signal, indexed by ``NodeTable.zone``; at
-            least one. ``services.core.cycle.grids`` says which of them a job draws from.
-        tenant_gpu_quota: The most GPUs a tenant may hold at once, for tenants that have such a limit.
-        tenant_guarantees: The GPUs that tenants are guaranteed (``services.core.cycle.tenants``); none where not given.
-        speed_curves: (n_curves, n_sizes) predicted speed at 1, 2, ... GPUs relative to the speed at one, for policies
-            that need predictions; indexed by ``JobTable.speed_curve``.
-        control_curves: What is known of speed and power by control value, one entry per kind of job; indexed by
-            ``JobTable.control_curve``.
-        settable: The kinds of control each GPU model (by index) takes; one that any node refuses is left out.
-        gangs: Predicted speed and power by gang size and control value, one entry per kind of job, indexed as
-            ``control_curves``; empty if nothing predicts them.
-        idle_w: (n_gpu_models,) draw of a free device with its share of the host, watts; empty: unknown.
-        host_w: (n_gpu_models,) draw of hosts per device, watts; 0 where there is no meter, empty if there is none at
-            all.
-        next_active_s: When the next active round is due, UTC seconds; NaN: unknown.
-        placement: How gangs are placed unless the policy says otherwise: a name in ``placers.PLACERS``.
-        graphs: What is known of jobs' stages, replicas and bytes, for placers that use it.
-        network: Bandwidths between and within nodes; ``server_gpus`` is the widest node's.
-        transfer: What it takes to move a checkpoint to another zone.
-        length_spreads: Standard deviation of jobs' predicted lengths, as a share of the prediction; jobs for which it
-            is not known are left out.
-        measured_w: What the cluster draws by its meters, including hosts, watts, with all changes in effect; NaN:
-            unknown, or something has just changed.
-        measures: Whether gangs can be measured at each control value (``ProfileControls``).
-        measuring: The jobs whose gangs are being measured in this way; None: unknown.
-        goodput_curves: (n_curves, 2, n_sizes) predicted speed at 1, 2, ... GPUs with the batch size tuned to them, on
-            one node and over several, in one unit per curve; indexed by ``JobTable.goodput_curve``.
-        goodput_batches: Same shape: the total batch, samples, at which that speed is reached.
-        goodput_gains: Same shape: that speed relative to the one with the user's own batch; empty: unknown.
-        services: The service instances that wait, oldest first. ``run_cycle`` places them; a policy sees none. Those
-            that start or run are in no table, nor are their devices; quotas and guarantees are reduced by them.
-        services_gpus: Devices that service instances hold or have reserved on nodes in the table, and GPUs that are cut
-            or kept for others; neither are among the devices of the table.
-        services_w: What those draw, including their share of the host, watts; not in ``measured_w``.
-        slice_units: The slices that jobs may run on; never devices of the node table.
-        slice_jobs: The jobs that wait for one, in the order in which they get it. ``run_cycle`` places them; a policy
-            sees none. Those that hold one are in no table; quotas and guarantees are reduced by them.
-        shared: The pairs of gangs that share a GPU, each of one device, in any order. ``run_cycle`` shows policies one
-            of each pair in the table, and the other among the ``guests``.
-        guests: The jobs that a policy sees besides the table: each shares the GPU of a job in the table; quotas
-            and guarantees are reduced by them. None: there are none.
-        gpu_memory_gib: (n_gpu_models,) memory of a device; empty: unknown.
-        tenant_weights: Each tenant's share of the GPUs relative to others', above 0; 1 where none is given.
-        tenant_gpus_in_cells: The GPUs that tenants' jobs hold in other installations: used, when GPUs are shared.
-        bound: The nodes on which a job has to start, all of them and in this order, because nothing else has its
-            checkpoint; jobs that may start anywhere are left out. See ``services.core.cycle.bound``.
-        levels: The levels of the network between a node, the first of them, and the whole cluster, the narrowest first;
-            empty if nothing is known of any, and no job names one. See ``services.core.cycle.levels``.
-        within: The level (its index) in a single domain of which a gang must lie, -1 where there is no such level; jobs
-            that name none are left out.
-        near: The same for gangs that only should, of levels that there are.
-        orders: The grid's orders that are in force or announced. Policies need not look at them: the layer of
-            ``services.core.policies.orders`` meets them under every policy.
-        windows: The reservations and maintenances that are not over yet; kept by the layer of
-            ``services.core.policies.windows`` under every policy.
-        endings: How gangs of jobs end, where there are windows; jobs that have no time limit and the usual grace period
-            are left out.
-        min_run_s: How long a gang holds its GPUs before a policy may stop it, seconds; kept by the layer of
-            ``services.core.policies.sparing`` under every policy.
-        saves: When jobs last saved their work, now or in a run before, where they tell.
-        save_wait_s: How long a gang that a policy stops may be waited for to save its work, seconds.
-        limit_range_w: (n_gpu_models, 2) the lowest power limit that devices take and their default one, watts, NaN
-            where devices do not say; empty: unknown.
-        shares: What tenants have used, where a round divides GPUs between them (``services.core.cycle.tenants``).
-        undivided: The GPU models, by index, on whose nodes an engine with a queue of its own divides the GPUs.
-        reasons: Whether anyone reads why jobs wait. If not, as in the millions of rounds of a simulation, a plan has
-            the same starts and stops, and no holds.
-    """
-
-    version: int
-    now_s: float
-    trigger: Trigger
+    version: int  #: Identifies this snapshot; a plan names the one it was made from
+    now_s: float  #: The only clock a policy sees, UTC seconds
+    trigger: Trigger  #: Why the round is held
     gpu_models: tuple[str, ...]
+    """Names of the GPU models, indexed by ``NodeTable.gpu_model`` and the columns of ``JobTable.eligible``."""
     jobs: JobTable
     nodes: NodeTable
     outlooks: tuple[CarbonOutlook, ...]
-    tenant_gpu_quota: dict[str, int]
+    """What is known about the grid of each zone, all for one signal, indexed by ``NodeTable.zone``; at least one.
+    ``services.core.cycle.grids`` says which of them a job draws from."""
+    tenant_gpu_quota: dict[str, int]  #: The most GPUs a tenant may hold at once, for tenants that have such a limit
     speed_curves: Floats = field(default_factory=lambda: np.empty((0, 0)))
+    """(n_curves, n_sizes) predicted speed at 1, 2, ... GPUs relative to the speed at one, for policies that need
+    predictions; indexed by ``JobTable.speed_curve``."""
     control_curves: tuple[Curves, ...] = ()
+    """What is known of speed and power by control value, one entry per kind of job; indexed by
+    ``JobTable.control_curve``."""
     settable: tuple[frozenset[ControlKind], ...] = ()
+    """The kinds of control each GPU model (by index) takes; one that any node refuses is left out."""
     gangs: tuple[Gangs, ...] = ()
+    """Predicted speed and power by gang size and control value, one entry per kind of job, indexed as
+    ``control_curves``; empty if nothing predicts them."""
     idle_w: Floats = field(default_factory=lambda: _UNKNOWN)
+    """(n_gpu_models,) draw of a free device with its share of the host, watts; empty: unknown."""
     host_w: Floats = field(default_factory=lambda: _UNKNOWN)
-    next_active_s: float = float("nan")
+    """(n_gpu_models,) draw of hosts per device, watts; 0 where there is no meter, empty if there is none at all."""
+    next_active_s: float = float("nan")  #: When the next active round is due, UTC seconds; NaN: unknown
     placement: str = "consolidated"
+    """How gangs are placed unless the policy says otherwise: a name in ``placers.PLACERS``."""
     graphs: Mapping[JobId, JobGraph] = field(default_factory=dict[JobId, JobGraph])
+    """What is known of jobs' stages, replicas and bytes, for placers that use it."""
     network: Network = field(default_factory=Network)
-    transfer: Transfer = field(default_factory=Transfer)
+    """Bandwidths between and within nodes; ``server_gpus`` is the widest node's."""
+    transfer: Transfer = field(default_factory=Transfer)  #: What it takes to move a checkpoint to another zone
     length_spreads: Mapping[JobId, float] = field(default_factory=dict[JobId, float])
+    """Standard deviation of jobs' predicted lengths, as a share of the prediction; jobs for which it is not known are
+    left out."""
     measured_w: float = float("nan")
-    measures: bool = False
-    measuring: frozenset[JobId] | None = None
+    """What the cluster draws by its meters, including hosts, watts, with all changes in effect; NaN: unknown, or
+    something has just changed."""
+    measures: bool = False  #: Whether gangs can be measured at each control value (``ProfileControls``)
+    measuring: frozenset[JobId] | None = None  #: The jobs whose gangs are being measured in this way; None: unknown
     goodput_curves: Floats = field(default_factory=lambda: np.empty((0, 2, 0)))
+    """(n_curves, 2, n_sizes) predicted speed at 1, 2, ... GPUs with the batch size tuned to them, on one node and over
+    several, in one unit per curve; indexed by ``JobTable.goodput_curve``."""
     goodput_gains: Floats = field(default_factory=lambda: np.empty((0, 2, 0)))
+    """Same shape: that speed relative to the one with the user's own batch; empty: unknown."""
     goodput_batches: Ints = field(default_factory=lambda: np.empty((0, 2, 0), dtype=np.int64))
+    """Same shape: the total batch, samples, at which that speed is reached."""
     services: tuple[ServiceInstance, ...] = ()
+    """The service instances that wait, oldest first. ``run_cycle`` places them; a policy sees none. Those that start or
+    run are in no table, nor are their devices; quotas and guarantees are reduced by them."""
     services_gpus: int = 0
-    services_w: float = 0.0
-    slice_units: tuple[SliceUnit, ...] = ()
+    """Devices that service instances hold or have reserved on nodes in the table, and GPUs that are cut or kept for
+    others; neither are among the devices of the table."""
+    services_w: float = 0.0  #: What those draw, including their share of the host, watts; not in ``measured_w``
+    slice_units: tuple[SliceUnit, ...] = ()  #: The slices that jobs may run on; never devices of the node table
     slice_jobs: tuple[SliceJob, ...] = ()
+    """The jobs that wait for one, in the order in which they get it. ``run_cycle`` places them; a policy sees none.
+    Those that hold one are in no table; quotas and guarantees are reduced by them."""
     shared: tuple[tuple[JobId, JobId], ...] = ()
+    """The pairs of gangs that share a GPU, each of one device, in any order. ``run_cycle`` shows policies one of each
+    pair in the table, and the other among the ``guests``."""
     guests: JobTable | None = None
+    """The jobs that a policy sees besides the table: each shares the GPU of a job in the table; quotas and guarantees
+    are reduced by them. None: there are none."""
     gpu_memory_gib: Floats = field(default_factory=lambda: _UNKNOWN)
+    """(n_gpu_models,) memory of a device; empty: unknown."""
     tenant_weights: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Each tenant's share of the GPUs relative to others', above 0; 1 where none is given."""
     tenant_gpus_in_cells: Mapping[str, int] = field(default_factory=dict[str, int])
+    """The GPUs that tenants' jobs hold in other installations: used, when GPUs are shared."""
     shares: TenantShares | None = None
+    """What tenants have used, where a round divides GPUs between them (``services.core.cycle.tenants``)."""
     tenant_guarantees: Mapping[str, int] = field(default_factory=dict[str, int])
+    """The GPUs that tenants are guaranteed (``services.core.cycle.tenants``); none where not given."""
     undivided: frozenset[int] = frozenset()
+    """The GPU models, by index, on whose nodes an engine with a queue of its own divides the GPUs."""
     bound: Mapping[JobId, tuple[NodeId, ...]] = field(default_factory=dict[JobId, tuple[NodeId, ...]])
+    """The nodes on which a job has to start, all of them and in this order, because nothing else has its checkpoint;
+    jobs that may start anywhere are left out. See ``services.core.cycle.bound``."""
     levels: tuple[str, ...] = ()
+    """The levels of the network between a node, the first of them, and the whole cluster, the narrowest first; empty if
+    nothing is known of any, and no job names one. See ``services.core.cycle.levels``."""
     within: Mapping[JobId, int] = field(default_factory=dict[JobId, int])
+    """The level (its index) in a single domain of which a gang must lie, -1 where there is no such level; jobs that
+    name none are left out."""
     near: Mapping[JobId, int] = field(default_factory=dict[JobId, int])
+    """The same for gangs that only should, of levels that there are."""
     reasons: bool = True
+    """Whether anyone reads why jobs wait. If not, as in the millions of rounds of a simulation, a plan has the same
+    starts and stops, and no holds."""
     orders: tuple[PowerOrder, ...] = ()
+    """The grid's orders that are in force or announced. Policies need not look at them: the layer of
+    ``services.core.policies.orders`` meets them under every policy."""
     windows: tuple[Window, ...] = ()
+    """The reservations and maintenances that are not over yet; kept by the layer of ``services.core.policies.windows``
+    under every policy."""
     endings: Mapping[JobId, Ending] = field(default_factory=dict[JobId, Ending])
+    """How gangs of jobs end, where there are windows; jobs that have no time limit and the usual grace period are left
+    out."""
     min_run_s: float = 0.0
+    """How long a gang holds its GPUs before a policy may stop it, seconds; kept by the layer of
+    ``services.core.policies.sparing`` under every policy."""
     saves: Mapping[JobId, Saves] = field(default_factory=dict[JobId, Saves])
-    save_wait_s: float = 0.0
+    """When jobs last saved their work, now or in a run before, where they tell."""
+    save_wait_s: float = 0.0  #: How long a gang that a policy stops may be waited for to save its work, seconds
     limit_range_w: Floats = field(default_factory=lambda: np.empty((0, 2)))
+    """(n_gpu_models, 2) the lowest power limit that devices take and their default one, watts, NaN where devices do not
+    say; empty: unknown."""
 
     def again(self, **changed: Any) -> Snapshot:
         """Return the snapshot with these fields changed, unchecked; for a caller that makes one every round."""

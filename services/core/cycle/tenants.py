@@ -40,8 +40,6 @@ Source: Slurm's fair tree (usage that fades by half-lives, compared between sibl
 borrowing, reclaiming within the cohort), between tenants alone.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections import deque
@@ -402,12 +400,7 @@ def nominal_gpus(snapshot: Snapshot, tenants: Iterable[str]) -> dict[str, float]
 
 
 class _Table:
-    """One round's ranking, by tenant; lists are by place in the ranking.
-
-    Attributes:
-        tenants: Tenants with a job that is ranked or holds GPUs, in order of first appearance.
-        competes: (n_ranked,) whether the job's place is open: it waits, or runs and may be stopped now.
-    """
+    """One round's ranking, by tenant; lists are by place in the ranking."""
 
     def __init__(self, snapshot: Snapshot, shares: TenantShares, ranking: Ranking, preemption: Preemption) -> None:
         jobs, order = snapshot.jobs, ranking.order
@@ -416,11 +409,13 @@ class _Table:
         holds = (jobs.phase == RUNNING) | (jobs.phase == STARTING)
         moves: Bools = holds & jobs.preemptible if preemption is Preemption.NOW else np.zeros_like(holds)
         self.competes: Bools = ~holds[order] | moves[order]
+        """(n_ranked,) whether the job's place is open: it waits, or runs and may be stopped now."""
         self.stays = jobs.gpus_by_tenant(holds & ~moves)  #: GPUs of jobs that run on whatever is decided, by tenant
         self._held = jobs.gpus_by_tenant(holds)
         places: list[int] = order.tolist()
         self.tenant = [jobs.tenants[job] for job in places]  #: The owner of each job
         self.tenants = dict.fromkeys((*self.tenant, *self._held))
+        """Tenants with a job that is ranked or holds GPUs, in order of first appearance."""
         self._runs: list[bool] = holds[order].tolist()
         self._models = np.where(holds, capacity.model, -1)[order].tolist()
         freed = np.flatnonzero(moves & (capacity.model >= 0))

@@ -52,18 +52,14 @@ class GangTable:
 
 
 class StackedTables:
-    """Many tables in which gangs can be looked up at once: those of equal sizes and value counts share one array.
-
-    Attributes:
-        kinds: The kind of each table.
-        values: (n_tables, n_values) the tables' control values, inf beyond a table's own.
-        n_values: (n_tables,) how many control values each has.
-    """
+    """Many tables in which gangs can be looked up at once: those of equal sizes and value counts share one array."""
 
     def __init__(self, tables: Sequence[GangTable]) -> None:
-        self.kinds = [table.kind for table in tables]
+        self.kinds = [table.kind for table in tables]  #: The kind of each table
         self.n_values: Ints = np.array([table.values.size for table in tables], dtype=np.int64)
+        """(n_tables,) how many control values each has."""
         self.values: Floats = np.full((len(tables), int(self.n_values.max(initial=1))), np.inf)
+        """(n_tables, n_values) the tables' control values, inf beyond a table's own."""
         for row, table in enumerate(tables):
             self.values[row, : table.values.size] = table.values
         alike: dict[tuple[bytes, int], list[int]] = defaultdict(list)

@@ -19,10 +19,8 @@ class PowerOrder:
 
     Attributes:
         limit_w, soon_w: The lowest limit from now until ``LEAD_S`` and until ``STOPS_AHEAD_S`` ahead; inf for none.
-        measured_w: What the scope draws by its meters; NaN: unknown, or something has just changed.
         falls_s, falls_w: When its limit next falls below ``soon_w``, UTC seconds, and to what; inf: never, or not
             before the cluster may prepare for it.
-        other_w: What else is drawn there, which nothing in the round can change: service instances, nodes asleep.
     """
 
     id: str
@@ -31,11 +29,12 @@ class PowerOrder:
     soon_w: float
     changes_s: float  #: When one of the two changes next, UTC seconds; inf: never
     ends_s: float  #: When it ends, or the time after it, UTC seconds; inf: never, it is the cluster's own limit
-    measured_w: float = math.nan
+    measured_w: float = math.nan  #: What the scope draws by its meters; NaN: unknown, or something has just changed
     ratio: float = 1.0  #: Measured over modelled draw, by the last rounds in which both were known
     falls_s: float = math.inf
     falls_w: float = math.inf
     other_w: float = 0.0
+    """What else is drawn there, which nothing in the round can change: service instances, nodes asleep."""
 
     @property
     def limits(self) -> bool:

@@ -17,8 +17,6 @@ levels are those of ``LABELS`` that any node has a label of. Racks of one name i
 domain of a level, such as a rack in no block or a node in no rack, counts as a domain of its own there.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -13,8 +13,6 @@ Times and energies are fitted together, because both bend at the knee. This is o
 is shown in ``lab/results/powerflow.md`` and ``tests/unit/core/profiles/test_capped.py``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple

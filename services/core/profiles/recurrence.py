@@ -7,8 +7,6 @@ unseen group is 0, so that a policy that orders by length runs it at once.
 Source: A-SRPT section IV-C, 3.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

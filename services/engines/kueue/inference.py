@@ -17,18 +17,12 @@ _LISTS = ("models", "tenants")
 
 @dataclass(frozen=True)
 class PodServer:
-    """A model server in a pod.
+    """A model server in a pod."""
 
-    Attributes:
-        name: The endpoint's.
-        is_ready: Whether the pod takes requests; one that does not finishes those it has.
-        said: What the pool's annotations say of it.
-    """
-
-    name: str
+    name: str  #: The endpoint's
     url: str
-    is_ready: bool
-    said: Mapping[str, Any]
+    is_ready: bool  #: Whether the pod takes requests; one that does not finishes those it has
+    said: Mapping[str, Any]  #: What the pool's annotations say of it
 
     def spec(self, models: list[str], location: str, zone: str | None) -> EndpointSpec:
         """Return the endpoint; ``ValueError``: the pool's annotations are no endpoint's.

@@ -13,20 +13,11 @@ from functools import partial
 from itertools import islice
 
 from services.contracts import engines
+from services.engines.slurm import steering
 from services.engines.slurm.commands import Commands
 from services.engines.slurm.ordering import Priority, nice_values
 from services.engines.slurm.reading import SlurmJob, SlurmNode
 from services.engines.slurm.settings import SlurmSettings
-from services.engines.slurm.steering import (
-    SET_BY_HAND,
-    Changes,
-    Memory,
-    changes_of,
-    given_back,
-    is_for_hours,
-    is_same_run,
-    report_of,
-)
 from services.kit.bridges.energy import ModelledEnergy
 from services.kit.bridges.figures import IDLED
 from services.kit.bridges.silent import EngineSilentError
@@ -92,7 +83,7 @@ class Bridge:
         self._talk.queues = settings.partitions
         self._talk.orders = settings.order != "none" and settings.mode is engines.EngineMode.CONTROL
         self._identities = Identities()
-        self._memories: dict[str, Memory] = {}
+        self._memories: dict[str, steering.Memory] = {}
         self._older: dict[str, tuple[engines.EngineJob, engines.EngineAction]] = {}
         self._jobs: dict[str, SlurmJob] = {}
         self._nodes: dict[str, SlurmNode] = {}
@@ -133,14 +124,14 @@ class Bridge:
         """Give jobs their own nice values back; where Slurm is silent, the next start does."""
         try:
             rows, _ = await self._slurm.jobs()
-            changes = given_back(job for job in rows if job.number not in self._set_by_hand)
+            changes = steering.given_back(job for job in rows if job.number not in self._set_by_hand)
             if changes.size and self._settings.mode is engines.EngineMode.CONTROL:
                 await self._slurm.change(changes)
                 log.info("slurm.given_back", jobs=changes.size)
         except EngineSilentError as error:
             log.error("slurm.silent", error=str(error))
 
-    async def look(self) -> Changes:
+    async def look(self) -> steering.Changes:
         """Look once; return what was changed.
 
         Raises:
@@ -163,7 +154,7 @@ class Bridge:
                 self._note_unread("nodes", unread)
         except EngineSilentError as error:
             await self._talk.complain(error)
-            return Changes()
+            return steering.Changes()
         finally:
             self._talk.engine_s = time.monotonic() - began_s
         self._talk.version = version or self._talk.version
@@ -171,11 +162,11 @@ class Bridge:
         kept = {number: job for number, job in self._jobs.items() if job.record in rows.unread}
         self._jobs = {job.number: job for job in rows} | kept
         for number in self._set_by_hand & self._jobs.keys():
-            self._jobs[number] = replace(self._jobs[number], special=SET_BY_HAND)
+            self._jobs[number] = replace(self._jobs[number], special=steering.SET_BY_HAND)
         named = self._identities.named(self._jobs.values())
         live = [(job, name) for job, name in named if job.state in ("pending", "running")]
         for _, name in live:
-            self._memories.setdefault(name, Memory())
+            self._memories.setdefault(name, steering.Memory())
         ended = {name for _, name in live if name in self._talk.sent and self._talk.sent[name].state.is_over}
         for name in ended:
             self._talk.decisions.pop(name, None)  # what was decided of a run that has ended says nothing of another
@@ -191,14 +182,14 @@ class Bridge:
             await self._energy.book(self._control_plane, self._parts, running, now_s)
         return changes
 
-    async def _change(self, live: Sequence[tuple[SlurmJob, str]], now_s: float) -> Changes:
+    async def _change(self, live: Sequence[tuple[SlurmJob, str]], now_s: float) -> steering.Changes:
         older = {
             name: self._older[name][1]
             for job, name in live
-            if name in self._older and is_same_run(job, self._older[name][0])
+            if name in self._older and steering.is_same_run(job, self._older[name][0])
         }
         decisions, heard = self._talk.decisions, self._talk.is_heard
-        changes = changes_of(
+        changes = steering.changes_of(
             live, decisions, self._memories, self._settings, now_s, heard=heard, older=older, nices=self._nices
         )
         if not changes.size:
@@ -239,8 +230,8 @@ class Bridge:
         reports: dict[str, engines.EngineJob] = {}
         for job, name in named:
             if job.state in ("pending", "running") or name in self._talk.sent or not self._talk.is_known:
-                decision, memory = self._talk.decisions.get(name), self._memories.get(name, Memory())
-                made = partial(report_of, self._by_part(job), name, decision, memory, self._settings, now_s)
+                decision, memory = self._talk.decisions.get(name), self._memories.get(name, steering.Memory())
+                made = partial(steering.report_of, self._by_part(job), name, decision, memory, self._settings, now_s)
                 if (report := self._talk.said(name, made)) is not None:
                     reports[name] = report
         self._note_unread("jobs", unread)
@@ -311,7 +302,7 @@ class Bridge:
         gpus = {"greener_hours": 0, "other": 0}
         for job, name in held:
             decision = self._talk.decisions.get(name)
-            gpus["greener_hours" if decision and is_for_hours(decision) else "other"] += job.gpus
+            gpus["greener_hours" if decision and steering.is_for_hours(decision) else "other"] += job.gpus
         for reason in ("other", "greener_hours"):
             idle = max(min(free, gpus[reason]), 0)
             free -= idle

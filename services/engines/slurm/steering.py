@@ -9,8 +9,6 @@ Tasks of an array are planned one by one. Those that wait have one record in Slu
 the same is decided of them; a change of some of them splits these off.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

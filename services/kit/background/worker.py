@@ -33,12 +33,7 @@ DATABASE_PATIENCE_S = 60.0
 
 
 class Worker:
-    """Does one piece of work at a time, in the worker process that created it.
-
-    Attributes:
-        progress: Columns to write with the next renewal of the claim; the work replaces them as it proceeds, as often
-            as it likes.
-    """
+    """Does one piece of work at a time, in the worker process that created it."""
 
     def __init__(
         self,
@@ -65,6 +60,8 @@ class Worker:
             on_written: Called in the main thread once an answer was written, or could not be.
         """
         self.progress: dict[str, Any] = {}
+        """Columns to write with the next renewal of the claim; the work replaces them as it proceeds, as often as it
+        likes."""
         self._what, self._store, self._answer = what, store, answer
         self._lease_s, self._took, self._is_away = lease_s, took, is_away
         self._on_lost_claim, self._on_written = on_lost_claim, on_written

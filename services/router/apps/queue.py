@@ -237,16 +237,13 @@ def _note(breaker: Breaker, ticket: Ticket, outcome: Outcome, now_s: float) -> b
 
 
 class Assigner:
-    """Assigns requests to instances of their applications.
-
-    Attributes:
-        queues: Queues by application; one that is gone stays until its instances hold nothing.
-    """
+    """Assigns requests to instances of their applications."""
 
     def __init__(self, most_waiting: int, patience_s: float, clock_s: Callable[[], float] = time.monotonic) -> None:
         """Take how many requests of an application may wait, and how long they wait for a first instance."""
         self._most_waiting, self._patience_s, self._clock_s = most_waiting, patience_s, clock_s
         self.queues: dict[str, AppQueue] = {}
+        """Queues by application; one that is gone stays until its instances hold nothing."""
 
     def adopt(self, table: RoutingTable) -> None:
         now_s = self._clock_s()

@@ -40,20 +40,17 @@ STOPS = HOLDS | {Reason.SCALE_IN, Reason.SCALE_OUT}
 
 @dataclass
 class Theirs:
-    """The live jobs of engines.
-
-    Attributes:
-        would: What would become of the jobs of dry runs, by job.
-        would_start: Until when waiting jobs are held back, or would be in a dry run, and the grams which that saves;
-            None: they may start.
-    """
+    """The live jobs of engines."""
 
     snapshot: Snapshot
     live: Mapping[str, LiveRow]
     would: dict[str, Json] = field(default_factory=dict[str, Json])
+    """What would become of the jobs of dry runs, by job."""
     would_start: dict[str, tuple[datetime | None, int | None]] = field(
         default_factory=dict[str, "tuple[datetime | None, int | None]"]
     )
+    """Until when waiting jobs are held back, or would be in a dry run, and the grams which that saves; None: they may
+    start."""
 
     @classmethod
     async def read(cls, connection: Connection, snapshot: Snapshot) -> Theirs:

@@ -89,7 +89,6 @@ class Gang:
 
     Attributes:
         cancel_requested, hold_requested: What the user wants; both: that it is given back to its home.
-        moves: Whether a place in a cell is to be chosen for the job.
         restarts, max_restarts: Restarts of the job after failures, and how many there may be.
         failed_starts, start_attempts: Gangs of the job that failed to start, and how many may.
         node_losses, max_node_losses: Gangs of the job that lost a GPU, or a node while most others stayed up, each not
@@ -103,7 +102,7 @@ class Gang:
     work_done: bool = False  #: The job has reported that all its work is done
     cancel_requested: bool = False
     hold_requested: bool = False
-    moves: bool = False
+    moves: bool = False  #: Whether a place in a cell is to be chosen for the job
     restarts: int = 0
     max_restarts: int = 0
     failed_starts: int = 0

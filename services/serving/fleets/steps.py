@@ -8,8 +8,6 @@ it runs the best variant of the application that is in the way. An application w
 way only as long as one is free. Everything is decided from the present state, so it may be decided again at any time.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

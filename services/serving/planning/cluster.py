@@ -38,17 +38,14 @@ class Need:
 
 @dataclass(frozen=True)
 class PoolNeeds:
-    """The GPUs that instances of one pool need but do not hold.
-
-    Attributes:
-        awaited: Needs of instances that were created and have no GPUs yet.
-        in_force: Needs of instances that the plan in force wants and that were not created yet.
-        planned: Like ``in_force``, for the newest plan that is or may be put in force.
-    """
+    """The GPUs that instances of one pool need but do not hold."""
 
     awaited: list[Need] = field(default_factory=list[Need])
+    """Needs of instances that were created and have no GPUs yet."""
     in_force: list[Need] = field(default_factory=list[Need])
+    """Needs of instances that the plan in force wants and that were not created yet."""
     planned: list[Need] = field(default_factory=list[Need])
+    """Like ``in_force``, for the newest plan that is or may be put in force."""
 
 
 @dataclass(frozen=True)
@@ -102,17 +99,14 @@ class Cluster:
 
 @dataclass(frozen=True)
 class PlaceGpus:
-    """The GPUs that a place has for a pool.
-
-    Attributes:
-        models: GPUs by model, for the models that a mode takes.
-        fits: How many instances of a mode alone would fit on its nodes: each needs all its GPUs on one node.
-        nodes: How many GPUs of a model each node has, without nodes that have none.
-    """
+    """The GPUs that a place has for a pool."""
 
     models: Mapping[str, int] = field(default_factory=dict[str, int])
+    """GPUs by model, for the models that a mode takes."""
     fits: Mapping[str, int] = field(default_factory=dict[str, int])
+    """How many instances of a mode alone would fit on its nodes: each needs all its GPUs on one node."""
     nodes: Mapping[str, Sequence[int]] = field(default_factory=dict[str, Sequence[int]])
+    """How many GPUs of a model each node has, without nodes that have none."""
 
 
 def without_needs(nodes: Sequence[Node], needs: Iterable[Need]) -> list[Node]:

@@ -18,19 +18,16 @@ class Nodes:
     """All nodes of a cluster, up or down.
 
     Attributes:
-        models: Names of the GPU models, as in ``Snapshot.gpu_models``: one for each model in each zone.
-        zone_of: The zone of each of those, an index into ``zones``.
-        idle_w: What all idle devices on nodes that are up and switched on draw now, watts.
-        zone_idle_w: The same by zone, if there are several.
         levels, domains: The levels of the network, and the nodes' domains, as a snapshot has them.
-        idle_w_of: (n_models,) what one idle device draws, its share of the host included.
     """
 
     def __init__(self, spec: ClusterSpec, host_idle_w: float, topology: Topology | None = None) -> None:
         self.zones = spec.zones
         kinds = [*dict.fromkeys((group.zone, group.model.name) for group in spec.groups)]
         self.models = tuple(name for _, name in kinds)
+        """Names of the GPU models, as in ``Snapshot.gpu_models``: one for each model in each zone."""
         self.zone_of = [self.zones.index(zone) for zone, _ in kinds]
+        """The zone of each of those, an index into ``zones``."""
         groups = [group for group in spec.groups for _ in range(group.count)]
         self.ids = tuple(NodeId(f"n{at}") for at in range(len(groups)))
         self.levels, self.domains = (), np.empty((len(groups), 0), dtype=np.int64)
@@ -47,7 +44,8 @@ class Nodes:
         self.free_total = sum(self.gpus)  #: Their sum
         self.up = [True] * len(groups)  #: Whether a node's lease holds
         self.idle_w = sum(each * gpus for each, gpus in zip(self._idle_each, self.gpus, strict=True))
-        self.zone_idle_w = [0.0] * len(self.zones)
+        """What all idle devices on nodes that are up and switched on draw now, watts."""
+        self.zone_idle_w = [0.0] * len(self.zones)  #: The same by zone, if there are several
         for at, zone in enumerate(self.zone):
             self.zone_idle_w[zone] += self._idle_each[at] * self.gpus[at]
         schedulable = np.array([group.schedulable and bool(group.whole) for group in groups], dtype=np.bool_)
@@ -63,6 +61,7 @@ class Nodes:
         board_of = {group.model.name: group.model for group in groups}
         self.boards = [board_of[name] for name in self.models]  #: By index of the model
         self.idle_w_of = np.array([board.idle_w + host_idle_w for board in self.boards])
+        """(n_models,) what one idle device draws, its share of the host included."""
         self._shared: set[tuple[int, int]] = set()
 
     def table(self) -> NodeTable:

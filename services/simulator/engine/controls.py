@@ -24,11 +24,7 @@ class ControlWindow:
 
 
 class Measurements:
-    """The known control curves by kind of job, and the gangs being measured.
-
-    Attributes:
-        curves: As ``Snapshot.control_curves``, one entry per profile of the workload.
-    """
+    """The known control curves by kind of job, and the gangs being measured."""
 
     def __init__(self, workload: Workload, models: tuple[str, ...], *, known: bool) -> None:
         """Start with every predicted curve known, or with none."""
@@ -43,6 +39,7 @@ class Measurements:
                 for kind, curve in prediction.controls.items() if prediction else ():
                     self._curves[at][model, kind] = curve
         self.curves: tuple[Curves, ...] = tuple(self._curves)
+        """As ``Snapshot.control_curves``, one entry per profile of the workload."""
 
     def begin(self, row: int, profile: int, model: int, kind: ControlKind, window_s: float) -> int | None:
         """Queue the measurement windows of a job's gang.

@@ -35,13 +35,8 @@ class Gangs:
 
     Attributes:
         now_s: The clock, UTC seconds; it is advanced together with ``integrals``.
-        integrals: The intensity of each zone's grid integrated up to ``now_s``.
         power_w: What all gangs draw now.
-        zone_w: The same by zone.
-        intensities: The present intensity of each zone's grid, gCO2/kWh, if there are several zones.
         arrivals: The checkpoints that have moved to each zone.
-        stopped_gpus: The GPUs of gangs that were stopped before their end, each stop counted.
-        leaving: The gangs that go on until they save their work and then stop, by workload row: when, UTC seconds.
         lost_gpu_s: Their work since the last checkpoint, GPU seconds.
         transferred: What that took without the gangs that waited: J, gCO2 at the mean of both zones.
     """
@@ -66,12 +61,14 @@ class Gangs:
             tunes: (n_jobs,) the jobs whose batch follows the gang; None: no job's does.
         """
         self.now_s = self.power_w = self.lost_gpu_s = 0.0
-        self.stopped_gpus = 0
-        self.integrals = [0.0] * len(nodes.zones)
-        self.zone_w = [0.0] * len(nodes.zones)
+        self.stopped_gpus = 0  #: The GPUs of gangs that were stopped before their end, each stop counted
+        self.integrals = [0.0] * len(nodes.zones)  #: The intensity of each zone's grid integrated up to ``now_s``
+        self.zone_w = [0.0] * len(nodes.zones)  #: The same by zone
         self.intensities: Callable[[], list[float]] = list
+        """The present intensity of each zone's grid, gCO2/kWh, if there are several zones."""
         self.arrivals, self.transferred = [0] * len(nodes.zones), [0.0, 0.0]
         self.leaving: dict[int, float] = {}
+        """The gangs that go on until they save their work and then stop, by workload row: when, UTC seconds."""
         self.learned = False  #: Whether a measurement has ended since policies last decided
         self.beside: dict[JobId, JobId] = {}  #: For each job on a shared device, the other job on it
         self.shared_s = 0.0  #: How long devices have been shared, seconds

@@ -6,8 +6,6 @@ task that has been shown stays visible while preempted, because it keeps its tur
 together, so no task with a lower index arrives later. ``tests/simulator/test_gates.py`` compares the two.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections import Counter, defaultdict
 from collections.abc import Sequence

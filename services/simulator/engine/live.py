@@ -84,21 +84,7 @@ REFRESHED = (
 
 
 class LiveJobs:
-    """Slots of live jobs, with room to grow.
-
-    Attributes:
-        count: Number of live jobs.
-        floats: (FloatRow.COUNT, capacity). ``SET_`` rows are a job's figures at ``ACCOUNTED``, when it last got or lost
-            GPUs or its controls changed; the rows a snapshot shows are brought up to date by ``refresh``. Work has run
-            at ``SPEED`` since ``RUN_FROM`` and began at ``BEGAN``; ``KEPT`` is the work in the last checkpoint before
-            ``RUN_FROM``.
-        ints: (IntRow.COUNT, capacity). ``STALE`` marks jobs without GPUs whose
-            shown rows still have to be brought up to date. ``ZONE`` is where a job runs or has its checkpoint.
-        flags: (2, capacity) as ``SHOWN_FLAGS``.
-        placements: Where each job runs.
-        slot: Slot of each job, by id.
-        profiled: Efficiency by workload row and gang size, once observed.
-    """
+    """Slots of live jobs, with room to grow."""
 
     def __init__(
         self,
@@ -111,16 +97,22 @@ class LiveJobs:
         self._workload, self._tuning, self._eligible_of = workload, tuning, eligible
         n = len(workload)
         zeros = np.zeros(n, dtype=np.int64)
-        self.count = 0
+        self.count = 0  #: Number of live jobs
         self.floats: Floats = np.zeros((FloatRow.COUNT, capacity))
+        """(FloatRow.COUNT, capacity). ``SET_`` rows are a job's figures at ``ACCOUNTED``, when it last got or lost GPUs
+        or its controls changed; the rows a snapshot shows are brought up to date by ``refresh``. Work has run at
+        ``SPEED`` since ``RUN_FROM`` and began at ``BEGAN``; ``KEPT`` is the work in the last checkpoint before
+        ``RUN_FROM``."""
         self.ints: Ints = np.zeros((IntRow.COUNT, capacity), dtype=np.int64)
+        """(IntRow.COUNT, capacity). ``STALE`` marks jobs without GPUs whose shown rows still have to be brought up to
+        date. ``ZONE`` is where a job runs or has its checkpoint."""
         self.eligible: Bools = np.ones((capacity, eligible.shape[1]), dtype=np.bool_)
-        self.flags: Bools = np.ones((len(SHOWN_FLAGS), capacity), dtype=np.bool_)
+        self.flags: Bools = np.ones((len(SHOWN_FLAGS), capacity), dtype=np.bool_)  #: (2, capacity) as ``SHOWN_FLAGS``
         self.ids: list[JobId] = []
         self.tenants: list[str] = []
-        self.placements: list[Placement | None] = []
-        self.slot: dict[JobId, int] = {}
-        self.profiled: dict[int, dict[int, float]] = {}
+        self.placements: list[Placement | None] = []  #: Where each job runs
+        self.slot: dict[JobId, int] = {}  #: Slot of each job, by id
+        self.profiled: dict[int, dict[int, float]] = {}  #: Efficiency by workload row and gang size, once observed
         self._waiting: Counter[int] = Counter()
         self._whole = self._all_rows()
         self._tables: dict[int, JobTable] = {}

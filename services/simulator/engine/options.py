@@ -43,82 +43,68 @@ class EngineOptions:
     """How the simulated cluster behaves. Defaults are the live scheduler's where it has the same setting.
 
     Attributes:
-        seed: Seed of the random draws; equal input and equal seed give equal results.
-        round_interval_s: Between active rounds.
-        passive_interval_s: Least time between passive rounds; what happens in between waits for the next one.
-        min_run_s: How long a gang holds its GPUs before a policy may stop it.
-        save_wait_s: How long a gang that a policy stops may be waited for to save its work; None: as long as a round.
-        interval_jobs: The share of jobs that save their work at intervals alone, which they tell, and not when they are
-            asked to stop; drawn using the seed.
-        grace_s: From asking a gang to stop until it is killed.
-        checkpoint_every_s: Interval of a run's checkpoints; a job falls back to the last when killed or when its node
-            fails.
-        min_profile_s: A gang size counts as profiled after it has run this long.
         history_s, horizon_s: How far back and ahead policies see the grid.
-        node_mtbf_s: Mean time between failures of a node, exponential; None: nodes never fail.
-        node_repair_s: Mean time to repair, exponential.
-        lease_s: From a node's failure until its jobs have certainly ended and wait again.
-        power_down_after_s: Nodes idle for this long are switched off and draw nothing; None: they stay on.
-        boot_s: How long a gang waits for a node that is switched off.
-        host_idle_w: Draw of the host per idle GPU, watts, while its node is on; the default is that of the recipes.
-        settings_known: Whether policies know from the beginning, as predicted, how each kind of job responds to power
-            limits and clocks; otherwise it has to be measured.
-        metered: Whether policies see the cluster's measured power, as live ones do; otherwise only the models'
-            predictions.
-        placement: How gangs are placed unless the policy says otherwise: a name in ``placers.PLACERS``.
         inter_gbps, intra_gbytes: Bandwidth of a node's NIC, Gb/s, and between devices of a node, GB/s. They determine
             what gangs whose profile has a graph lose when they are spread, and what graph-aware placers expect.
-        topology: The levels of the network; nodes are n0, n1 and so on, in the order of the cluster.
-        within: The level in one domain of which every gang must lie; empty: anywhere.
-        transfer: What it takes to move a job's checkpoint to another zone.
-        power_limit_w: The limit of every GPU unless the policy sets one; None: the board's own limit.
-        batch_tuning: Which jobs may tune their batch size to the gang, under policies that support it
-            (``PolicyEntry.tunes_batch``): a name in ``TUNING_SHARES``; the jobs are drawn using the seed.
-        tenant_gpu_quota: The most GPUs that tenants of the trace may hold at once.
-        tenant_guarantees: GPUs that they are guaranteed, under any policy.
-        tenant_weights: Relative GPU shares of the trace's tenants under policies that share between tenants
-            (``fair+``); 1 where none is given.
-        rigid: Whether every job is fixed at the size its user asked for.
-        windows: Reservations and maintenance; a gang that is stopped for one releases its GPUs as after any stop.
-        orders: Orders of the grid; while there are any, a power limit also slows jobs of which no curve is known, as
-            ``core.policies.orders.tables`` assumes.
-        until_s: Stop here, UTC seconds, even with unfinished jobs; None: run until the last job ends.
     """
 
-    seed: int = 1
-    round_interval_s: float = 1_800.0
+    seed: int = 1  #: Seed of the random draws; equal input and equal seed give equal results
+    round_interval_s: float = 1_800.0  #: Between active rounds
     passive_interval_s: float = 0.0
-    min_run_s: float = 0.0
+    """Least time between passive rounds; what happens in between waits for the next one."""
+    min_run_s: float = 0.0  #: How long a gang holds its GPUs before a policy may stop it
     save_wait_s: float | None = None
+    """How long a gang that a policy stops may be waited for to save its work; None: as long as a round."""
     interval_jobs: float = 0.0
-    grace_s: float = 120.0
+    """The share of jobs that save their work at intervals alone, which they tell, and not when they are asked to stop;
+    drawn using the seed."""
+    grace_s: float = 120.0  #: From asking a gang to stop until it is killed
     checkpoint_every_s: float = 1_800.0
-    min_profile_s: float = 60.0
+    """Interval of a run's checkpoints; a job falls back to the last when killed or when its node fails."""
+    min_profile_s: float = 60.0  #: A gang size counts as profiled after it has run this long
     history_s: float = 172_800.0
     horizon_s: float = 172_800.0
-    node_mtbf_s: float | None = None
-    node_repair_s: float = 7_200.0
-    lease_s: float = 60.0
+    node_mtbf_s: float | None = None  #: Mean time between failures of a node, exponential; None: nodes never fail
+    node_repair_s: float = 7_200.0  #: Mean time to repair, exponential
+    lease_s: float = 60.0  #: From a node's failure until its jobs have certainly ended and wait again
     power_down_after_s: float | None = None
-    boot_s: float = 180.0
+    """Nodes idle for this long are switched off and draw nothing; None: they stay on."""
+    boot_s: float = 180.0  #: How long a gang waits for a node that is switched off
     host_idle_w: float = 30.0
+    """Draw of the host per idle GPU, watts, while its node is on; the default is that of the recipes."""
     settings_known: bool = False
+    """Whether policies know from the beginning, as predicted, how each kind of job responds to power limits and clocks;
+    otherwise it has to be measured."""
     metered: bool = False
+    """Whether policies see the cluster's measured power, as live ones do; otherwise only the models' predictions."""
     placement: str = "consolidated"
+    """How gangs are placed unless the policy says otherwise: a name in ``placers.PLACERS``."""
     inter_gbps: float = 10.0
     intra_gbytes: float = 300.0
     topology: Topology = field(default_factory=Topology)
-    within: str = ""
-    transfer: Transfer = field(default_factory=Transfer)
+    """The levels of the network; nodes are n0, n1 and so on, in the order of the cluster."""
+    within: str = ""  #: The level in one domain of which every gang must lie; empty: anywhere
+    transfer: Transfer = field(default_factory=Transfer)  #: What it takes to move a job's checkpoint to another zone
     power_limit_w: float | None = None
-    rigid: bool = False
+    """The limit of every GPU unless the policy sets one; None: the board's own limit."""
+    rigid: bool = False  #: Whether every job is fixed at the size its user asked for
     tenant_gpu_quota: Mapping[str, int] = field(default_factory=dict[str, int])
+    """The most GPUs that tenants of the trace may hold at once."""
     tenant_guarantees: Mapping[str, int] = field(default_factory=dict[str, int])
+    """GPUs that they are guaranteed, under any policy."""
     tenant_weights: Mapping[str, float] | None = None
+    """Relative GPU shares of the trace's tenants under policies that share between tenants (``fair+``); 1 where none is
+    given."""
     batch_tuning: str = "all"
+    """Which jobs may tune their batch size to the gang, under policies that support it (``PolicyEntry.tunes_batch``): a
+    name in ``TUNING_SHARES``; the jobs are drawn using the seed."""
     orders: tuple[SimulatedOrder, ...] = ()
+    """Orders of the grid; while there are any, a power limit also slows jobs of which no curve is known, as
+    ``core.policies.orders.tables`` assumes."""
     windows: tuple[Window, ...] = ()
+    """Reservations and maintenance; a gang that is stopped for one releases its GPUs as after any stop."""
     until_s: float | None = None
+    """Stop here, UTC seconds, even with unfinished jobs; None: run until the last job ends."""
 
     def __post_init__(self) -> None:
         positive = [self.round_interval_s, self.checkpoint_every_s, self.history_s, self.horizon_s, self.node_repair_s]

@@ -27,30 +27,10 @@ from services.core.domain.units import J_PER_KWH
 from services.core.parallel.iteration import Network
 from services.core.policies.orders.layer import run_under_orders
 from services.core.policies.registry import build_policy, entry_of
+from services.simulator.engine import behaviour, events
 from services.simulator.engine.beginning import Beginning
-from services.simulator.engine.behaviour import (
-    Behaviours,
-    GangTables,
-    eligible_models,
-    predicted_s,
-    speed_curves,
-    tuned_curves,
-    who_tunes,
-)
 from services.simulator.engine.cluster import Nodes
 from services.simulator.engine.controls import Measurements
-from services.simulator.engine.events import (
-    COMPLETE,
-    FAIL,
-    POWER_DOWN,
-    RECOVER,
-    RELEASE,
-    SAVE,
-    STAGE,
-    STEP,
-    WAKE,
-    Events,
-)
 from services.simulator.engine.gangs import Gangs
 from services.simulator.engine.gates import Turns
 from services.simulator.engine.grid import Grid
@@ -121,7 +101,7 @@ class Simulation:
         entry = entry_of(policy.name)
         self._preempts = entry is None or entry.preempts or bool(options.tenant_guarantees)
         self._replans = entry is not None and entry.replans
-        self._tunes = who_tunes(len(workload), options) if entry is not None and entry.tunes_batch else None
+        self._tunes = behaviour.who_tunes(len(workload), options) if entry is not None and entry.tunes_batch else None
         self._limited = policy if isinstance(policy, PowerLimited) else None
         self._above = AboveLimit()
         self._orders = Orders(options.orders) if options.orders else None
@@ -142,7 +122,7 @@ class Simulation:
         self._prices = traces[0].prices
         self._bill = None if self._prices is None else Bill(self._prices)
         models = self.nodes.models
-        eligible = eligible_models(self.workload, models)
+        eligible = behaviour.eligible_models(self.workload, models)
         if self.workload.zone is not None and len(self.grids) > 1:
             zones, at_home = [traces[at].zone for at in self.nodes.zone_of], np.array(self.workload.zone)
             eligible &= (at_home[:, None] == "") | (at_home[:, None] == np.array(zones)[None, :])
@@ -155,9 +135,11 @@ class Simulation:
             self.workload = replace(self.workload, within={each: level for each, most in wide if most > 1})
         tuning, shown_curves = None, dict[str, Any]()
         if self._tunes is not None:
-            tuning = tuned_curves(self.workload, models, self._tunes, cluster.gpus)
+            tuning = behaviour.tuned_curves(self.workload, models, self._tunes, cluster.gpus)
             shown_curves = {"goodput_curves": tuning.goodput, "goodput_batches": tuning.batches}
-        self.live = LiveJobs(self.workload, eligible, predicted_s(self.workload, models, self.network), tuning)
+        self.live = LiveJobs(
+            self.workload, eligible, behaviour.predicted_s(self.workload, models, self.network), tuning
+        )
         placement = policy.placement if isinstance(policy, PlacesGangs) else options.placement
         self._foresight = None if predictor is None else predictor(self.workload)
         graphs = {at: kind.graph for at, kind in enumerate(self.workload.profiles) if kind.graph is not None}
@@ -165,9 +147,9 @@ class Simulation:
         self.recorder = Recorder(self.workload, models)
         self.memory: Any = policy.initial()
         self.rounds = self.active_rounds = 0
-        self._tables = GangTables(self.workload, cluster, models, options)
+        self._tables = behaviour.GangTables(self.workload, cluster, models, options)
         self._measurements = Measurements(self.workload, models, known=options.settings_known)
-        self._events = Events()
+        self._events = events.Events()
         self._version = 0
         self._shown = Snapshot(
             version=0,
@@ -180,7 +162,7 @@ class Simulation:
             tenant_gpu_quota=dict(options.tenant_gpu_quota),
             tenant_guarantees=options.tenant_guarantees,
             tenant_weights=options.tenant_weights or {},
-            speed_curves=speed_curves(self.workload, models, cluster.gpus),
+            speed_curves=behaviour.speed_curves(self.workload, models, cluster.gpus),
             settable=(frozenset(ControlKind),) * len(models),
             idle_w=self.nodes.idle_w_of,
             limit_range_w=np.array([[board.lowest_limit_w, board.peak_w] for board in self.nodes.boards]),
@@ -202,7 +184,7 @@ class Simulation:
             self.workload,
             self.nodes,
             self.live,
-            Behaviours(
+            behaviour.Behaviours(
                 self.workload,
                 models,
                 options,
@@ -410,7 +392,7 @@ class Simulation:
         due_s = self._last_passive_s + self.options.passive_interval_s
         if due_s > self.gangs.now_s:
             if math.isfinite(due_s):
-                self._events.push(due_s, WAKE, 0)
+                self._events.push(due_s, events.WAKE, 0)
             return
         self._last_passive_s = self.gangs.now_s
         self._round(Trigger.PASSIVE)
@@ -460,7 +442,7 @@ class Simulation:
         if self.options.power_down_after_s is not None:
             for node in nodes:
                 self._idle_since[node] = self.gangs.now_s
-                self._events.push(self.gangs.now_s + self.options.power_down_after_s, POWER_DOWN, node)
+                self._events.push(self.gangs.now_s + self.options.power_down_after_s, events.POWER_DOWN, node)
 
     def _take_events(self) -> bool:
         """Process every event up to now; return whether any of them may let a job start."""
@@ -468,34 +450,34 @@ class Simulation:
         changed = False
         while (event := self._events.pop(now_s)) is not None:
             _, kind, _, subject, generation = event
-            if kind in (RELEASE, COMPLETE, STAGE):
+            if kind in (events.RELEASE, events.COMPLETE, events.STAGE):
                 slot = live.slot.get(self.recorder.ids[subject])
                 if slot is None:
                     changed = self._ends_on_slice(subject, kind, generation) or changed
                     continue
                 if live.ints.item(IntRow.GENERATION, slot) != generation:
                     continue
-                if kind == STAGE:
+                if kind == events.STAGE:
                     gangs.retime(slot, stage_begins=True)
                     continue
-                self._idle((gangs.release if kind == RELEASE else gangs.complete)(slot))
-                if kind == COMPLETE and self._turns is not None:
+                self._idle((gangs.release if kind == events.RELEASE else gangs.complete)(slot))
+                if kind == events.COMPLETE and self._turns is not None:
                     self._show(self._turns.ended(subject))
-            elif kind == STEP:
+            elif kind == events.STEP:
                 slot = live.slot.get(self.recorder.ids[subject])
                 if slot is not None:
                     gangs.step(slot, generation)
                 continue
-            elif kind == SAVE:
+            elif kind == events.SAVE:
                 if gangs.leaving.get(subject) == event[0]:
                     gangs.preempt(live.slot[self.recorder.ids[subject]])
-            elif kind == FAIL:
+            elif kind == events.FAIL:
                 self._fail(subject)
-            elif kind == RECOVER:
+            elif kind == events.RECOVER:
                 self.nodes.recover(subject)
                 self._slices.follow(subject)
                 self._plan_failure(subject)
-            elif kind == POWER_DOWN:
+            elif kind == events.POWER_DOWN:
                 since_s = self._idle_since.get(subject, math.inf)
                 if now_s - since_s >= (self.options.power_down_after_s or 0.0) - 1e-6:
                     self.nodes.switch_off(subject)
@@ -507,14 +489,14 @@ class Simulation:
         """Process the event of a job that is not live, as jobs on slices are not; return whether one may now start."""
         if not self._slices.ends(row, kind, generation):
             return False
-        if kind == COMPLETE and self._turns is not None:
+        if kind == events.COMPLETE and self._turns is not None:
             self._show(self._turns.ended(row))
         return True
 
     def _plan_failure(self, node: int) -> None:
         mtbf_s = self.options.node_mtbf_s
         assert mtbf_s is not None
-        self._events.push(self.gangs.now_s + float(self._random.exponential(mtbf_s)), FAIL, node)
+        self._events.push(self.gangs.now_s + float(self._random.exponential(mtbf_s)), events.FAIL, node)
 
     def _fail(self, node: int) -> None:
         """Fail a node: its gangs stop, fall back to their last checkpoint and wait again once leases have expired."""
@@ -528,7 +510,7 @@ class Simulation:
                 self.recorder.failures[live.ints.item(IntRow.ROW, slot)] += 1
                 self.gangs.stop(slot, self.options.lease_s, keeps_work=False)
         repair_s = self.options.lease_s + float(self._random.exponential(self.options.node_repair_s))
-        self._events.push(self.gangs.now_s + repair_s, RECOVER, node)
+        self._events.push(self.gangs.now_s + repair_s, events.RECOVER, node)
 
     def _advance(self, time_s: float) -> None:
         """Advance the clock; power is constant in between, so energy and carbon are exact."""

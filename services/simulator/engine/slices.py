@@ -84,8 +84,6 @@ class Slices:
     Attributes:
         held_w: What slices held by jobs draw now, with their hosts, watts.
         idle_w: The same for the other slices.
-        gpus: The GPUs that are cut.
-        sevenths: (n_jobs,) the size of the slice that each asks for, 0 for a job that asks for none.
     """
 
     def __init__(
@@ -105,8 +103,9 @@ class Slices:
         self._recorder, self._events, self._options, self._clock = recorder, events, options, clock
         asked = workload.slice_sevenths
         self.sevenths = np.zeros(len(workload), dtype=np.int64) if asked is None else asked
+        """(n_jobs,) the size of the slice that each asks for, 0 for a job that asks for none."""
         self.held_w = self.idle_w = 0.0
-        self.gpus: list[CutGpu] = []
+        self.gpus: list[CutGpu] = []  #: The GPUs that are cut
         self._units: list[SliceUnit] = []
         self._gpu_of: list[CutGpu] = []
         self._where: dict[tuple[str, int], int] = {}

@@ -50,16 +50,8 @@ from services.core.domain.controls import ControlKind
 from services.core.domain.ids import JobId
 from services.core.domain.orders import STOPS_AHEAD_S, PowerOrder
 from services.core.domain.reasons import Reason
+from services.core.policies.orders import widths
 from services.core.policies.orders.tables import OrderTables, in_zone, within
-from services.core.policies.orders.widths import (
-    flex_of,
-    narrowed,
-    narrower,
-    pays,
-    saves_of,
-    unsaved_s,
-    without_growth,
-)
 from services.core.policies.powerflow.controls import allocate_controls
 from services.core.policies.powerflow.watts import Draw, Idle, draw_of
 from services.core.policies.registry import entry_of
@@ -111,7 +103,7 @@ class Obeying(Layer[Memory]):
         shown, entry = _without_orders(snapshot), entry_of(self.name)
         resizes = entry is not None and entry.resizes
         if tables is not None and resizes:
-            shown = without_growth(shown, tables)
+            shown = widths.without_growth(shown, tables)
         plan, following = self.inner.decide(shown, memory)
         return _within_orders(snapshot, plan, tables, resizes=resizes), following
 
@@ -223,12 +215,12 @@ class _Meeting:
         idle_w, released_w = self._look(stop_s)
         draw, flex = self.draw, self.flex
         sizes = self._means(self.order.falls_w / self.order.ratio - idle_w - released_w, stop_s)[1]
-        last_s, every_s = saves_of(snapshot, draw.jobs)
+        last_s, every_s = widths.saves_of(snapshot, draw.jobs)
         goes = (flex > 0) & (sizes < draw.gpus)
         due_s = last_s + every_s
         due_s = np.where(due_s > stop_s, snapshot.jobs.waiting_since_s[draw.jobs] + SHORTEST_S, due_s)
         last = (last_s + every_s > stop_s) & (due_s <= now_s)
-        now = np.where(draw.starts, ~pays(snapshot, draw.jobs, stop_s), last)
+        now = np.where(draw.starts, ~widths.pays(snapshot, draw.jobs, stop_s), last)
         later_s = np.maximum(due_s, now_s + CHECK_S)[goes & ~now & ~draw.starts & ~np.isnan(every_s)]
         self.again_s = float(later_s.min(initial=math.inf))
         rows: list[int] = np.flatnonzero(goes & now).tolist()
@@ -259,7 +251,7 @@ class _Meeting:
             rows: list[int] = draw.jobs[ends].tolist()
             ended = {jobs.ids[job] for job in rows}
             starts, draw = [each for each in starts if each.job_id not in ended], draw.of(~ends)
-        self.draw, self.flex = draw, flex_of(self.snapshot)[draw.jobs]
+        self.draw, self.flex = draw, widths.flex_of(self.snapshot)[draw.jobs]
         speed, self.power_w = (each[:, 0] for each in self.tables.gangs(draw.jobs, draw.models, draw.gpus[:, None]))
         self.places, known = self.tables.places(draw.jobs, draw.models), self.tables.stacked
         highest = speed[np.arange(draw.jobs.size), known.n_values[self.places] - 1, None]
@@ -322,7 +314,7 @@ class _Meeting:
         held: list[int] = draw.jobs.tolist()
         ids = [jobs.ids[job] for job in held]
         since_s = np.where(draw.starts, np.inf, jobs.waiting_since_s[draw.jobs])
-        unsaved = np.where(draw.starts, 0.0, unsaved_s(snapshot, draw.jobs, at_s))
+        unsaved = np.where(draw.starts, 0.0, widths.unsaved_s(snapshot, draw.jobs, at_s))
         by: Any = (ids, -since_s, unsaved, jobs.priority[draw.jobs], -flex)
         first: Ints = np.lexsort(by)
 
@@ -343,7 +335,7 @@ class _Meeting:
             nonlocal over_w
             turns: list[int] = first[which[first]].tolist()
             for row in turns:
-                for gpus in narrower(snapshot, held[row], draw.gpus.item(row)) if narrows else [0]:
+                for gpus in widths.narrower(snapshot, held[row], draw.gpus.item(row)) if narrows else [0]:
                     if over_w <= 0:
                         return
                     less_w = at_least_w(row, gpus) - lowest_w.item(row)
@@ -397,7 +389,7 @@ class _Meeting:
                 starts.add(each.job_id)
                 gpus = sizes[each.job_id]
                 wait = Hold(each.job_id, Reason.GRID_ORDER, None if self.order.stands else self.order.ends_s)
-                yield narrowed(self.snapshot, each, gpus) if gpus else wait
+                yield widths.narrowed(self.snapshot, each, gpus) if gpus else wait
             else:
                 yield each
         for job_id in sorted(set(sizes) - starts):
