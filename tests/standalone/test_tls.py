@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from services.cli.main import app
 from services.cli.site import certificates
+from services.kit import authority
 from services.kit.http import ServiceClient, new_session
 from services.kit.problems import ProblemError
 from services.kit.tls import Tls, check
@@ -102,9 +103,9 @@ async def test_an_expired_certificate_and_one_of_another_host_are_refused(
         def now(cls, tz: Any = None) -> Any:
             return datetime.now(UTC) - timedelta(days=3)
 
-    monkeypatch.setattr(certificates, "datetime", Earlier)
+    monkeypatch.setattr(authority, "datetime", Earlier)
     made("issue", "late", "--folder", str(folder / "ours"), "--days", "1")
-    monkeypatch.setattr(certificates, "datetime", datetime)
+    monkeypatch.setattr(authority, "datetime", datetime)
     monkeypatch.setattr(certificates, "OWN_NAMES", ())
     made("issue", "elsewhere", "--folder", str(folder / "ours"))
 
