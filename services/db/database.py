@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any, Literal
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import asyncpg
 import orjson
@@ -17,6 +17,8 @@ from asyncpg import Connection, Record
 __all__ = ["Connection", "Database", "Record", "connect", "ping", "plain_url", "prepare"]
 
 Isolation = Literal["read_committed", "repeatable_read"]
+P = ParamSpec("P")
+T = TypeVar("T")
 
 COMMAND_TIMEOUT_S = 30.0
 IDLE_S = 10.0
@@ -115,6 +117,24 @@ class Database:
         async with self.connection() as connection, connection.transaction(isolation=isolation, readonly=readonly):
             yield connection
 
+    async def run(
+        self, query: Callable[Concatenate[Connection, P], Awaitable[T]], *values: P.args, **named: P.kwargs
+    ) -> T:
+        """Return what one query of a repository returns; its statements commit one by one."""
+        async with self.connection() as connection:
+            return await query(connection, *values, **named)
+
+    async def in_transaction(
+        self, query: Callable[Concatenate[Connection, P], Awaitable[T]], *values: P.args, **named: P.kwargs
+    ) -> T:
+        """Return what one query of a repository returns, which commits as a whole."""
+        async with self.transaction() as connection:
+            return await query(connection, *values, **named)
+
+    async def execute(self, statement: str, *values: object) -> None:
+        async with self.connection() as connection:
+            await connection.execute(statement, *values)
+
     def connections_now(self) -> tuple[int, int, int]:
         """Return how many connections are in use, how many are idle, and the maximum."""
         idle = self._connections.get_idle_size()
@@ -122,8 +142,7 @@ class Database:
 
     async def ping(self) -> None:
         """Return once the database has answered a query; otherwise raise."""
-        async with self.connection() as connection:
-            await ping(connection)
+        await self.run(ping)
 
     async def close(self) -> None:
         """Close every connection; one still in use after three seconds is terminated."""

@@ -73,7 +73,7 @@ async def estimate_job(spec: JobSpec, caller: ProjectCaller, dry_runs: DryRunnin
 @router.get("/policies", tags=["policies"])
 async def list_policies(_: ProjectCaller, service: Service) -> policies.PolicyList:
     """List policies."""
-    row = await service.read(rounds.active_policy)
+    row = await service.database.run(rounds.active_policy)
     active = row.policy if row else None
     entries = dict(registry.POLICIES)
     if active is not None and (entry := registry.entry_of(active)) is not None:
@@ -84,7 +84,7 @@ async def list_policies(_: ProjectCaller, service: Service) -> policies.PolicyLi
 @router.get("/policies/active", tags=["policies"])
 async def get_active_policy(_: ProjectCaller, service: Service, settings: Settings) -> policies.ActivePolicy:
     """Get the active policy."""
-    return _active(await service.read(rounds.active_policy), settings)
+    return _active(await service.database.run(rounds.active_policy), settings)
 
 
 @router.put(
@@ -119,7 +119,7 @@ async def get_shares(_: Operator, service: Service) -> policies.TenantShares:
 async def get_topology(caller: ProjectCaller, service: Service, loop: Loop) -> Topology:
     """Show the levels of the network, and the largest gang that each has room for; the file only to operators."""
     levels = [TopologyLevel(**each._asdict()) for each in loop.level_rooms]
-    file = await service.read(rounds.topology) if caller.is_operator else ""
+    file = await service.database.run(rounds.topology) if caller.is_operator else ""
     return Topology(file=file, free_gpus=loop.free_gpus, levels=levels)
 
 
@@ -139,7 +139,7 @@ async def set_topology(given: TopologyFile, caller: Operator, service: Service, 
 @router.get("/policies/{name}", tags=["policies"])
 async def get_policy(name: str, _: ProjectCaller, service: Service) -> policies.PolicyDescription:
     """Get a policy."""
-    row = await service.read(rounds.active_policy)
+    row = await service.database.run(rounds.active_policy)
     if (entry := registry.entry_of(name)) is not None:
         return _description(registry.policy_name(name), entry, row.policy if row else None)
     raise ProblemError(404, ProblemCode.UNKNOWN_POLICY, _unknown(name))
@@ -148,7 +148,7 @@ async def get_policy(name: str, _: ProjectCaller, service: Service) -> policies.
 @router.get("/plans", tags=["policies"])
 async def list_plans(_: Operator, service: Service, query: Annotated[PlanQuery, Query()]) -> policies.PlanList:
     """List scheduling rounds, newest first."""
-    rows = await service.read(rounds.plans, _before(query.cursor), query.limit + 1)
+    rows = await service.database.run(rounds.plans, _before(query.cursor), query.limit + 1)
     items = [each for each in rows[: query.limit] if not isinstance(each, Unread)]
     if len(rows) <= query.limit:
         return policies.PlanList(items=items)
@@ -159,7 +159,7 @@ async def list_plans(_: Operator, service: Service, query: Annotated[PlanQuery, 
 @router.get("/plans/{round_number}", tags=["policies"])
 async def get_plan(round_number: Round, _: Operator, service: Service) -> policies.PlanSummary:
     """Get a scheduling round."""
-    for found in await service.read(rounds.plan, round_number):
+    for found in await service.database.run(rounds.plan, round_number):
         return found
     raise not_found("plan")
 
@@ -207,7 +207,7 @@ async def unpin_node(node_id: Name, operator: Operator, service: Service, redis:
 
 
 async def _power(service: SchedulerService, node_id: str) -> NodePower:
-    for found in await service.read(node_power.node_power, node_id):
+    for found in await service.database.run(node_power.node_power, node_id):
         return found
     raise not_found("node")
 
@@ -234,7 +234,7 @@ def _refusals() -> Generator[None]:
 @router.get("/jobs/{job_id}/profile", tags=["jobs"])
 async def get_job_profile(job_id: Name, caller: ProjectCaller, service: Service) -> JobProfile:
     """Get the measured effect of power limits and clocks on jobs of this kind."""
-    job = await service.read(profiles.job, job_id)
+    job = await service.database.run(profiles.job, job_id)
     if job is None or not caller.sees(job.tenant_id, job.project):
         raise not_found("job")
     # Curves are learned from all jobs of a kind, whatever their project, so that a key of one project gets none.
@@ -244,14 +244,14 @@ async def get_job_profile(job_id: Name, caller: ProjectCaller, service: Service)
         kind=job.name,
         curves=[_curve(row, job.gpus) for row in curves] if caller.project is None else [],
         measurements=[each for each in measurements if caller.is_operator or each.job_id == job_id],
-        in_force=await service.read(profiles.in_force, job_id),
+        in_force=await service.database.run(profiles.in_force, job_id),
     )
 
 
 @router.get("/predictions/models", tags=["policies"])
 async def list_length_models(_: Operator, service: Service) -> LengthModelList:
     """List the versions of the job length model, with their errors."""
-    return LengthModelList(items=await service.read(predictions.models))
+    return LengthModelList(items=await service.database.run(predictions.models))
 
 
 @router.get(
@@ -261,7 +261,7 @@ async def list_length_models(_: Operator, service: Service) -> LengthModelList:
 )
 async def get_job_prediction(job_id: Name, caller: ProjectCaller, service: Service) -> JobPrediction:
     """Get the predicted run time of a job, with its uncertainty."""
-    row = await service.read(predictions.prediction, job_id)
+    row = await service.database.run(predictions.prediction, job_id)
     if row is None or not caller.sees(row.tenant_id, row.project):
         raise not_found("job")
     if row.predicted_at is None or row.group_id is None or row.gpu_s is None:

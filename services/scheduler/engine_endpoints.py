@@ -25,8 +25,7 @@ async def list_engines(_: Operator, database: Stored) -> contracts.EngineList:
     Engines are other systems that run jobs on the site, such as Slurm; each comes with what was decided about its
     jobs, day by day.
     """
-    async with database.connection() as connection:
-        return contracts.EngineList(items=await engines.engines(connection))
+    return contracts.EngineList(items=await database.run(engines.engines))
 
 
 @router.get("/engines/{name}/days")

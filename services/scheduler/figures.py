@@ -139,8 +139,7 @@ def show_figures(
         ]
 
     async def read_streams() -> Iterable[Metric]:
-        async with database.connection() as connection:
-            nodes = await figures.nodes_up(connection)
+        nodes = await database.run(figures.nodes_up)
         hints, unread = await _streams(redis, nodes)
         return [
             single("wattshift_hints_stream_entries", "Messages kept on the stream that wakes the scheduler.", hints),

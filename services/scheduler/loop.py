@@ -260,8 +260,7 @@ class Scheduler:
     async def prepare(self) -> None:
         """Make sure that there is a policy; only a new installation has none."""
         if not self._prepared:
-            async with self._database.connection() as connection:
-                await connection.execute(rounds.FIRST_STATE, self._settings.policy)
+            await self._database.execute(rounds.FIRST_STATE, self._settings.policy)
             self._prepared = True
 
     async def turn(self) -> None:
@@ -324,8 +323,7 @@ class Scheduler:
                 raise
             note_failure(error)
             log.error("jobs.set_aside", jobs=found[:SHOWN], count=len(found), lasts_s=SET_ASIDE_S)
-            async with self._database.connection() as connection:
-                await jobs.set_aside(connection, found, SET_ASIDE_S)
+            await self._database.run(jobs.set_aside, found, SET_ASIDE_S)
             return await self._hold(trigger)
         finally:
             gc.enable()
@@ -333,8 +331,7 @@ class Scheduler:
     async def _culprits(self, trigger: Trigger) -> list[str]:
         """Return the waiting jobs that keep a round from being planned; none if something else does."""
         self._forget()
-        async with self._database.connection() as connection:
-            units = await jobs.waiting(connection)
+        units = await self._database.run(jobs.waiting)
 
         async def passes(kept: Sequence[list[str]]) -> bool:
             self._turned_at_s = time.monotonic()  # it does not hang, however many jobs there are
@@ -380,8 +377,7 @@ class Scheduler:
                 for order in snapshot.orders:
                     watts = {"measured_w": order.measured_w, "limit_w": order.limit_w, "ratio": order.ratio}
                     log.info("grid.order", order=order.id, **{name: round(value, 3) for name, value in watts.items()})
-                async with self._database.connection() as connection:
-                    await connection.execute(orders.KEEP_RATIOS, [*ratios], [*ratios.values()])
+                await self._database.execute(orders.KEEP_RATIOS, [*ratios], [*ratios.values()])
             self._ratios, loaded = ratios, replace(loaded, snapshot=snapshot)
             await self._keep(loaded)
             self.level_rooms = level_rooms(snapshot)
@@ -473,10 +469,9 @@ class Scheduler:
 
     async def _sleep_until_woken(self) -> None:
         """Return at the next hint, and at the latest when the next check is due."""
-        async with self._database.connection() as connection:
-            due_in_s = await rounds.due_in_s(
-                connection, self._settings.round_interval_s, self._settings.engine_new_jobs_s
-            )
+        due_in_s = await self._database.run(
+            rounds.due_in_s, self._settings.round_interval_s, self._settings.engine_new_jobs_s
+        )
         again_in_s = self._look_again_at_s - time.monotonic()
         wait_s = min(self._settings.tick_s, max(min(due_in_s, again_in_s), 0.01))
         try:

@@ -93,8 +93,7 @@ class Reservations:
     async def page(self, before: str | None, limit: int, caller: Identity) -> list[Reservation | Unread]:
         """Return those made before one, the newest first."""
         tenant_id = None if caller.is_operator else caller.tenant_id
-        async with self._database.connection() as connection:
-            rows = await reservations.page(connection, before, limit, tenant_id)
+        rows = await self._database.run(reservations.page, before, limit, tenant_id)
         return each_readable(rows, shown, "reservation", attrgetter("id"))
 
     def _new(self, spec: ReservationSpec, caller: Identity, live: Live) -> NewReservation:

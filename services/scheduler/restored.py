@@ -17,8 +17,7 @@ from services.scheduler.repository import rounds
 
 async def make_fit(database: Database) -> int:
     """Give up everything that ran when the backup was made; return how many gangs that were."""
-    async with database.transaction() as connection:
-        return await rounds.make_fit(connection, GENERATIONS)
+    return await database.in_transaction(rounds.make_fit, GENERATIONS)
 
 
 async def _main(database_url: str) -> None:

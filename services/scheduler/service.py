@@ -1,8 +1,7 @@
 """Requests of operators and users to the scheduler, and what operators change: the policy, and nodes' power."""
 
 import math
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Concatenate, ParamSpec, TypeVar
+from collections.abc import Sequence
 
 from services.contracts.identity import Identity
 from services.contracts.nodes import PowerState
@@ -23,9 +22,6 @@ from services.scheduler.repository.node_power import PoweredNode
 from services.scheduler.repository.profiles import LearnedRow
 from services.scheduler.repository.rounds import ActivePolicyRow, State
 
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
-
 
 class PowerRefusedError(Exception):
     """A node's power cannot be changed as requested; the message says why."""
@@ -35,21 +31,14 @@ class SchedulerService:
     """The use cases of the scheduler's API; each is one transaction."""
 
     def __init__(self, database: Database) -> None:
-        self._database = database
-
-    async def read(
-        self, query: Callable[Concatenate[Connection, _P], Awaitable[_T]], *values: _P.args, **named: _P.kwargs
-    ) -> _T:
-        """Return what one query of the repository finds."""
-        async with self._database.connection() as connection:
-            return await query(connection, *values, **named)
+        self.database = database
 
     async def set_policy(self, name: str, parameters: Json, caller: Identity) -> ActivePolicyRow | None:
         """Put a policy in force from the next round on, and note who did; None before the scheduler's first turn.
 
         That round is an active one: a lower limit may require gangs to be stopped.
         """
-        async with self._database.transaction() as connection:
+        async with self.database.transaction() as connection:
             policy = await rounds.set_policy(connection, name, parameters, caller.key_id)
             if policy is not None:
                 await audit.note(connection, caller, "policy.set", name, parameters=parameters)
@@ -62,7 +51,7 @@ class SchedulerService:
             DomainError: it is malformed; nothing is changed.
         """
         read_topology(file)
-        async with self._database.transaction() as connection:
+        async with self.database.transaction() as connection:
             is_set = await connection.fetchval(rounds.SET_TOPOLOGY, file) is not None
             if is_set:
                 await audit.note(connection, caller, "topology.set", "topology", bytes=len(file))
@@ -70,7 +59,7 @@ class SchedulerService:
 
     async def shares(self) -> tuple[State, list[ShareRow]] | None:
         """Return the policy with its memory, and the tenants that have jobs; None before the scheduler's first turn."""
-        async with self._database.transaction("repeatable_read", readonly=True) as connection:
+        async with self.database.transaction("repeatable_read", readonly=True) as connection:
             if await rounds.active_policy(connection) is None:
                 return None
             return await rounds.state(connection), await figures.shares(connection)
@@ -81,7 +70,7 @@ class SchedulerService:
         Raises:
             PowerRefusedError: it is busy, pinned, waking or silent.
         """
-        async with self._database.transaction() as connection:
+        async with self.database.transaction() as connection:
             node = await self._powered(connection, node_id)
             if node.state in (PowerState.OFF, PowerState.GOING_DOWN):
                 return
@@ -103,7 +92,7 @@ class SchedulerService:
         Raises:
             PowerRefusedError: it is being powered down.
         """
-        async with self._database.transaction() as connection:
+        async with self.database.transaction() as connection:
             node = await self._powered(connection, node_id)
             if node.state == PowerState.WAKING or (node.state == PowerState.ON and node.heard):
                 return
@@ -116,7 +105,7 @@ class SchedulerService:
 
     async def pin(self, node_id: str, pinned: bool, caller: Identity) -> None:
         """Keep a node awake, waking it first if need be, or let plans power it down again; note who did."""
-        async with self._database.transaction() as connection:
+        async with self.database.transaction() as connection:
             await self._powered(connection, node_id)
             await connection.execute(node_power.KNOWN, node_id)
             if await connection.fetchval(node_power.PIN, node_id, pinned) is not None:
@@ -136,7 +125,7 @@ class SchedulerService:
 
     async def profile(self, kind: str) -> tuple[list[LearnedRow], list[ControlMeasurement]]:
         """Return what was learned about a kind of job, and its last measurements."""
-        async with self._database.transaction("repeatable_read", readonly=True) as connection:
+        async with self.database.transaction("repeatable_read", readonly=True) as connection:
             return await profiles.learned(connection, kind), await profiles.measurements(connection, kind)
 
 

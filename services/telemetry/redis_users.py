@@ -51,8 +51,7 @@ class RedisUsers:
 
     async def apply(self) -> None:
         """Make the users as they should be; what the server refuses is logged, and tried again."""
-        async with self._database.connection() as connection:
-            wanted = await credentials.redis_users(connection)
+        wanted = await self._database.run(credentials.redis_users)
         try:
             run_id = (await self._redis.info("server"))["run_id"]
             if run_id != self._run_id:

@@ -200,8 +200,7 @@ class Telemetry:
     async def open_chunk(self, node_id: str, token: str, wanted: ChunkWanted) -> OpenedChunk:
         """Return a part of the archive of a live gang of a node; ``ProblemError``: 404 if there is none."""
         job = await self._starting_job(node_id, token, wanted.allocation_id)
-        async with self.database.connection() as connection:
-            found = await upload_chunk(connection, job.tenant_id, job.upload or "", wanted.number)
+        found = await self.database.run(upload_chunk, job.tenant_id, job.upload or "", wanted.number)
         if found is None:
             raise not_found("part of the job's upload")
         return OpenedChunk(chunks=found.chunks, data=base64.b64encode(found.data).decode())
@@ -322,8 +321,7 @@ async def _opened(database: Database, sealer: Sealer, job: StartingJob) -> Opene
     """Return the secrets that a job names with their values, an instance's key too, and why others cannot be had."""
     uses = [str(use["name"]) for use in job.secrets]
     names = list(dict.fromkeys([*uses, job.git_secret] if job.git_secret else uses))
-    async with database.connection() as connection:
-        found = {row.name: row for row in await sealed_secrets(connection, job.tenant_id, job.project, names)}
+    found = {row.name: row for row in await database.run(sealed_secrets, job.tenant_id, job.project, names)}
     opened: list[OpenedSecret] = []
     missing: list[str] = []
     for name in names:

@@ -106,8 +106,7 @@ class GridOrders:
 
     async def find(self, order_id: str, caller: Identity) -> grid.GridOrder:
         """Return an order; ``ProblemError``: 404 if there is none."""
-        async with self._database.connection() as connection:
-            return shown(await _own(connection, order_id, caller))
+        return shown(await self._database.run(_own, order_id, caller))
 
     async def report(self, order_id: str) -> grid.GridOrderReport:
         """Return what came of an order; ``ProblemError``: 404 if there is none, 409 if nothing can be said yet."""
@@ -130,22 +129,19 @@ class GridOrders:
 
     async def of_key(self, key_id: str) -> dict[str, grid.GridOrder]:
         """Return the orders of the last month that a key gave, by their idempotency keys."""
-        async with self._database.connection() as connection:
-            rows = await orders.of_key(connection, key_id)
+        rows = await self._database.run(orders.of_key, key_id)
         return {row.idempotency_key: shown(row) for row in rows if row.idempotency_key is not None}
 
     async def page(self, before: str | None, limit: int, caller: Identity) -> list[grid.GridOrder | Unread]:
         """Return the orders made before one, the newest first."""
         key_id = None if caller.is_operator else caller.key_id
-        async with self._database.connection() as connection:
-            rows = await orders.page(connection, before, limit, key_id)
+        rows = await self._database.run(orders.page, before, limit, key_id)
         return each_readable(rows, shown, "order", attrgetter("id"))
 
 
 async def prepare(database: Database) -> None:
     """Write down what was drawn before those orders for which the cluster may now prepare."""
-    async with database.connection() as connection:
-        await _prepare(connection)
+    await database.run(_prepare)
 
 
 async def _prepare(connection: Connection) -> None:

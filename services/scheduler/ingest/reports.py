@@ -174,8 +174,7 @@ class Ingest:
         return True
 
     async def _stop(self, gang: LiveGang, reason: EndReason) -> bool:
-        async with self._database.transaction() as connection:
-            return await stop_gang(connection, gang, reason, detail=STOP_SENTENCES[reason])
+        return await self._database.in_transaction(stop_gang, gang, reason, detail=STOP_SENTENCES[reason])
 
     async def _end(self, seen: LiveGang) -> bool:
         """End a gang whose shares have all ended; check again under the job's lock, as its user may act in between."""
@@ -226,16 +225,15 @@ class Ingest:
 
     async def _believe(self, job_id: str) -> bool:
         """End a job that waits to run again but had finished, according to a node that had been given up."""
-        async with self._database.transaction() as connection:
-            moved = await jobs.move(
-                connection,
-                job_id,
-                (JobState.QUEUED, JobState.HELD),
-                JobState.SUCCEEDED,
-                reason=EndReason.FINISHED.value,
-                detail=FINISHED_BEFORE,
-                exit_code=0,
-            )
+        moved = await self._database.in_transaction(
+            jobs.move,
+            job_id,
+            (JobState.QUEUED, JobState.HELD),
+            JobState.SUCCEEDED,
+            reason=EndReason.FINISHED.value,
+            detail=FINISHED_BEFORE,
+            exit_code=0,
+        )
         if moved:
             log.info("job.had_finished", job=job_id)
             GANGS_ENDED.labels(EndReason.FINISHED.value, JobState.SUCCEEDED.value).inc()
@@ -253,8 +251,7 @@ class Ingest:
             first = reports.get((gang.id, gang.shares[0]["node_id"]), ShareReport())
             any_ended = any(reports.get((gang.id, each["node_id"]), first).has_ended for each in gang.shares)
             if any_ended or first.state is RankState.STOPPING or gang.cancel_requested or gang.hold_requested:
-                async with self._database.transaction() as connection:
-                    await hurry(connection, gang.id)
+                await self._database.in_transaction(hurry, gang.id)
             return
         after_s = 0.0 if is_first else self._settings.republish_after_s
         last_s = self._repeated_at_s.get(gang.id, -after_s)
@@ -302,8 +299,7 @@ class Ingest:
         self._unacknowledged_since_s[gang.id] = now_s
         values = dict(zip(CONTROL_COLUMNS.values(), (gang.power_limit_w, gang.clock_mhz), strict=True))
         commands = set_commands(gang.id, missing, gang.settings_revision, values, gang.interval_s)
-        async with self._database.transaction() as connection:
-            await outbox.put(connection, commands)
+        await self._database.in_transaction(outbox.put, commands)
         log.warning("controls.repeated", allocation=gang.id, nodes=",".join(each["node_id"] for each in missing))
 
 

@@ -154,8 +154,7 @@ async def refit(database: Database) -> bool:
             energy_mape=found.energy_mape,
             by_batch=found.by_batch,
         )
-    async with database.connection() as connection:
-        await connection.execute(profiles.STORE, *profile)
+    await database.execute(profiles.STORE, *profile)
     return True
 
 

@@ -86,8 +86,7 @@ class Predicting:
     async def keep(self, new: Predictions) -> None:
         """Store predictions; those that another scheduler has already stored stand."""
         if new.job_id:
-            async with self._database.connection() as connection:
-                await predictions.keep(connection, GROUP_VERSION, self._model_id, new)
+            await self._database.run(predictions.keep, GROUP_VERSION, self._model_id, new)
 
 
 def _limit_gpu_s(row: SpecRow) -> float:

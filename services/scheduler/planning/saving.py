@@ -103,8 +103,7 @@ class Savings:
     async def look(self, now_s: float) -> int:
         """Compute the savings of the days before that of ``now_s`` that are not settled; return how many days."""
         today = datetime.fromtimestamp(now_s, UTC).date()
-        async with self._database.connection() as connection:
-            due = await savings.unsettled(connection, today - timedelta(days=KEPT_DAYS), today)
+        due = await self._database.run(savings.unsettled, today - timedelta(days=KEPT_DAYS), today)
         for engine, day in due:
             await self._reckon(engine, day, today, now_s)
         return len(due)
@@ -118,8 +117,7 @@ class Savings:
         found = reckoned(jobs, used, pasts, now_s, late=now_s >= day_end_s + LATE_S)
         if today - day >= timedelta(days=KEPT_DAYS):
             found = found.model_copy(update={"settled": True})
-        async with self._database.connection() as connection:
-            await connection.execute(savings.STORE, engine, day, found.model_dump())
+        await self._database.execute(savings.STORE, engine, day, found.model_dump())
         log.info("savings.reckoned", engine=engine, day=str(day), jobs=found.jobs, settled=found.settled)
 
     async def _pasts(

@@ -81,8 +81,7 @@ class NodePower:
 
     async def look(self) -> int:
         """Fold in the outcomes of hooks and what heartbeats show; return how many nodes changed."""
-        async with self._database.connection() as connection:
-            changing = await node_power.changing(connection)
+        changing = await self._database.run(node_power.changing)
         changed = 0
         for seen in changing:
             with contained("node_power.failed", node=seen.node_id):

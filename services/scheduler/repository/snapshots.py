@@ -450,8 +450,7 @@ async def fixed_quotas(connection: Connection) -> dict[str, int]:
 
 async def zones(database: Database) -> list[str]:
     """Return the zones of the nodes that are up or asleep."""
-    async with database.connection() as connection:
-        return await zones_seen(connection)
+    return await database.run(zones_seen)
 
 
 async def zones_seen(connection: Connection) -> list[str]:

@@ -291,11 +291,9 @@ async def store_profiles(connection: Connection, profiles: Mapping[tuple[str, in
 
 async def last_used(database: Database, zone: str) -> LastUsedRow | None:
     """Return the intensity of the newest line of a zone; those of a node whose clock is ahead do not count."""
-    async with database.connection() as connection:
-        return await fetch_row(connection, LastUsedRow, LAST_USED, zone)
+    return await database.run(fetch_row, LastUsedRow, LAST_USED, zone)
 
 
 async def unbooked_sleeps(database: Database, life: str) -> list[SleepRow]:
     """Return the periods of sleep that have no line of the life ``life`` yet: at most a hundred of each zone."""
-    async with database.connection() as connection:
-        return await fetch_rows(connection, SleepRow, UNBOOKED, life)
+    return await database.run(fetch_rows, SleepRow, UNBOOKED, life)

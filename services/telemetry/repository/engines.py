@@ -176,14 +176,12 @@ async def mirror(
 
 async def place_of(database: Database, engine: str, node_id: str) -> Place | None:
     """Return where an engine's node is and what its GPUs are limited to; None if it has no such node."""
-    async with database.connection() as connection:
-        return await fetch_row(connection, Place, _PLACE, node_id, engine)
+    return await database.run(fetch_row, Place, _PLACE, node_id, engine)
 
 
 async def holds(database: Database, node_id: str, start_at: datetime, end_at: datetime) -> list[Hold]:
     """Return which of an engine's jobs held which devices of a node between two moments."""
-    async with database.connection() as connection:
-        return await fetch_rows(connection, Hold, _HOLDS, node_id, start_at, end_at)
+    return await database.run(fetch_rows, Hold, _HOLDS, node_id, start_at, end_at)
 
 
 async def by_allocation(database: Database, engine: str, intervals: Sequence[EnergyInterval]) -> list[EnergyInterval]:

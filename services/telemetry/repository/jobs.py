@@ -77,5 +77,4 @@ class StartingJob(NamedTuple):
 
 async def starting_job(database: Database, node_id: str, allocation_id: str) -> StartingJob | None:
     """Return the job of a gang that the node may run now, or None."""
-    async with database.connection() as connection:
-        return await fetch_row(connection, StartingJob, _JOB, node_id, allocation_id)
+    return await database.run(fetch_row, StartingJob, _JOB, node_id, allocation_id)

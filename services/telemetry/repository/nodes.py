@@ -140,8 +140,7 @@ async def register(
 async def reporters(database: Database, tokens: Mapping[str, str]) -> dict[str, Reporter]:
     """Return the nodes whose tokens these are, by name."""
     hashes = [sha256(token) for token in tokens.values()]
-    async with database.connection() as connection:
-        rows = await fetch_rows(connection, Reporter, _REPORTERS, [*tokens], hashes, UNKNOWN_HOST_W)
+    rows = await database.run(fetch_rows, Reporter, _REPORTERS, [*tokens], hashes, UNKNOWN_HOST_W)
     return {row.node_id: row for row in rows}
 
 

@@ -189,8 +189,7 @@ async def totals(connection: Connection, about: Subject) -> tuple[dict[bool | No
 
 async def hour_rows(database: Database, about: Subject) -> list[LedgerHour]:
     """Return what was used in each hour of a period, which must have both ends."""
-    async with database.connection() as connection:
-        return await fetch_messages(connection, LedgerHour, HOURS, *about)
+    return await database.run(fetch_messages, LedgerHour, HOURS, *about)
 
 
 async def group_rows(

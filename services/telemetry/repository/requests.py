@@ -119,5 +119,4 @@ async def of_servers(connection: Connection, start_at: datetime | None, end_at: 
 
 async def fold_requests(database: Database, keep_s: float) -> None:
     """Combine old windows into one a day, as the ledger's lines are."""
-    async with database.connection() as connection:
-        await connection.execute(FOLD, keep_s)
+    await database.execute(FOLD, keep_s)

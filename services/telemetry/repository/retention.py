@@ -72,14 +72,12 @@ _FORGET_CLOCKS = "DELETE FROM server_clocks WHERE start_at < now() - make_interv
 
 async def forget_settings(database: Database, retention_s: float) -> None:
     """Delete the control records of gangs that ended that long ago."""
-    async with database.connection() as connection:
-        await connection.execute(_FORGET_SETTINGS, retention_s)
+    await database.execute(_FORGET_SETTINGS, retention_s)
 
 
 async def forget_clocks(database: Database, keep_days: float) -> None:
     """Delete records of model servers' clocks that are that old."""
-    async with database.connection() as connection:
-        await connection.execute(_FORGET_CLOCKS, keep_days * 86_400.0)
+    await database.execute(_FORGET_CLOCKS, keep_days * 86_400.0)
 
 
 async def fold(database: Database, sign: Sign, retention_s: float) -> int:
