@@ -186,18 +186,12 @@ def _minute(moment_s: float) -> str:
 
 def _summary(work: WorkRecord) -> simulations.SimulationSummary:
     columns = work.columns
-    return simulations.SimulationSummary(
-        id=work.id,
-        tenant_id=work.tenant_id,
+    return simulations.SimulationSummary.of(
+        work,
         status=work.state,
         policies=columns["policies"],
-        submitted_at=work.submitted_at,
-        started_at=work.started_at,
-        ended_at=work.ended_at,
-        attempts=work.attempts,
         progress=simulations.SimulationProgress(done=columns["done"], total=columns["total"]),
         run_s=columns["run_s"],
-        failure=work.failure,
     )
 
 

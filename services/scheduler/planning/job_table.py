@@ -25,6 +25,12 @@ from services.scheduler.repository.snapshots import EfficiencyRow, JobRow, NodeR
 
 PHASES = {"queued": Phase.QUEUED, "starting": Phase.STARTING, "running": Phase.RUNNING, "preempting": Phase.PREEMPTING}
 
+AS_READ = (
+    *("submitted_s", "deadline_s", "min_gpus", "max_gpus", "step_gpus", "asked_gpus", "preemptible", "priority"),
+    *("energy_j", "carbon_gco2", "power_limit_w", "clock_mhz", "unordered_w", "memory_gib"),
+)
+"""Columns of a snapshot's jobs that policies see as they are."""
+
 
 def phase_of(job: JobRow) -> Phase:
     """Return a job's phase; a gang that is being stopped is on its way out, whatever the job's state says."""
@@ -89,23 +95,14 @@ def job_table(
     if predicted_gpu_s:
         lengths_gpu_s = np.array([predicted_gpu_s.get(job.id, job.predicted_gpu_s) for job in jobs], dtype=np.float64)
     return JobTable(
+        **{name: columns[name] for name in AS_READ},
         ids=tuple(columns["id"].tolist()),
         tenants=tuple(columns["tenant_id"].tolist()),
-        submitted_s=columns["submitted_s"],
         waiting_since_s=since_s,
         phase=phases_of(jobs),
-        min_gpus=columns["min_gpus"],
-        max_gpus=columns["max_gpus"],
-        step_gpus=columns["step_gpus"],
-        asked_gpus=columns["asked_gpus"],
         gpus=gpus,
         eligible=eligible,
-        preemptible=columns["preemptible"],
-        priority=columns["priority"],
-        deadline_s=columns["deadline_s"],
         attained_gpu_s=attained_gpu_s,
-        energy_j=columns["energy_j"],
-        carbon_gco2=columns["carbon_gco2"],
         gpu_power_w=gpu_power_w,
         efficiency_base=base,
         efficiency_now=now,
@@ -114,13 +111,9 @@ def job_table(
         placements=tuple(placements),
         data_zone=data_zone,
         speed_curve=curves[1],
-        power_limit_w=columns["power_limit_w"],
-        clock_mhz=columns["clock_mhz"],
-        unordered_w=columns["unordered_w"],
         flex=flex / 100,
         control_curve=curves[0],
         shareable=columns["may_share_gpu"],
-        memory_gib=columns["memory_gib"],
     )
 
 
