@@ -48,11 +48,7 @@ class Poller:
             await asyncio.sleep(wait_s * random.uniform(0.9, 1.0))
 
     async def poll(self, source: Source) -> None:
-        """Fetch what is new, store it, and drop what is too old.
-
-        Raises:
-            ProviderError: The provider gave no usable answer; what it gave before that is stored.
-        """
+        """Fetch what is new and drop what is too old; after a ``ProviderError``, what came before it is stored."""
         try:
             await self._poll_history(source)
             source.last_success_s = self._now_s()

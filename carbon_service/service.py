@@ -116,11 +116,7 @@ class CarbonService:
         limit: int,
         after_s: float | None = None,
     ) -> tuple[IntensityHistory, float | None]:
-        """Return a page of measured intervals that overlap ``[start_s, end_s)`` and where the next page begins.
-
-        Args:
-            after_s: Only intervals that begin later.
-        """
+        """Return a page of measured intervals that overlap ``[start_s, end_s)`` from ``after_s`` on, and its end."""
         source = self._zones.find(zone, signal)
         now_s = self.now_s()
         end_s = now_s + 1e-6 if end_s is None else end_s  # what begins right now is history, too

@@ -46,11 +46,7 @@ class Zones:
         return [source for sources in self.by_zone.values() for source in sources.values()]
 
     def find(self, zone: str, signal: Signal | None) -> Source:
-        """Return the source of ``signal``, or of the default one, for ``zone``.
-
-        Raises:
-            ProblemError: 404 ``unknown_zone``, or 404 ``no_data`` for a signal this zone does not have.
-        """
+        """Return a zone's source of a signal, or of its default one; ``ProblemError``: 404 if there is none."""
         sources = self.by_zone.get(zone)
         if sources is None:
             raise ProblemError(404, ProblemCode.UNKNOWN_ZONE, no_such_zone(zone, self.by_zone))

@@ -155,12 +155,7 @@ class Readiness:
         self._urls = urls
 
     async def check(self) -> None:
-        """Check that all services are ready.
-
-        Raises:
-            DegradedError: Some are not; it names them.
-            RuntimeError: None is.
-        """
+        """Check that all services are ready; ``DegradedError`` names some that are not; ``RuntimeError``: none is."""
         found = await asyncio.gather(*(self._is_ready(url) for url in self._urls.values()))
         missing = [name.value for name, ready in zip(self._urls, found, strict=True) if not ready]
         if missing:

@@ -55,11 +55,7 @@ class Forwarder:
         self._streams = streams
 
     async def forward(self, exchange: Exchange, route: Route, path: str, key: ResolvedKey, body: bytes | None) -> None:
-        """Send the request to the service and its response to the client.
-
-        Raises:
-            ProblemError: 503 if the service does not answer, 429 if the tenant has too many streams open.
-        """
+        """Pass on a request and its response; ``ProblemError``: 503 without an answer, 429 with too many streams."""
         headers = self._headers(exchange, route, key, body)
         url = self._url(exchange, route, path)
         method = route.method  # a HEAD is forwarded as a GET; the server omits the body

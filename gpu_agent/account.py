@@ -211,11 +211,7 @@ def find_account(name: str) -> Account | None:
 
 
 def account_of_job(name: str) -> Account | None:
-    """Return the account that a job's user asks for; None if that is the agent's own.
-
-    Raises:
-        NoAccountError: This node cannot run jobs as that account.
-    """
+    """Return the account that a job's user asks for, None for the agent's own; ``NoAccountError``: it is unusable."""
     asked, own = f"its user's jobs run as the account {name}, ", os.geteuid()
     try:
         entry = pwd.getpwnam(name)

@@ -68,11 +68,7 @@ class Cgroups:
             del self._parents["devices"]
 
     def prepare_network(self, rules: network.Rules, user_id: int) -> None:
-        """Make the parent of the groups whose connections are filtered.
-
-        Args:
-            user_id: A job's user id, for testing the rules.
-        """
+        """Make the parent of the groups whose connections are filtered; ``user_id`` is a job's, to test the rules."""
         try:
             parent = (self._root if self._is_unified else network.hierarchy(self._root)) / self._name
             parent.mkdir(exist_ok=True)

@@ -83,11 +83,7 @@ def listed(folder: Path, owner: int | None) -> dict[str, Seen]:
 
 
 def pieces(name: str, folder: int, seen: Seen, note: Callable[[str], None]) -> Iterator[bytes]:
-    """Yield the content of a file in an open folder, and pass its hash to ``note``.
-
-    Raises:
-        ChangedError: The file has changed since it was seen.
-    """
+    """Yield a file's content, and pass its hash to ``note``; ``ChangedError`` if it is not as it was ``seen``."""
     try:
         descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     except OSError as error:

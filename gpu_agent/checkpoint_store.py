@@ -160,12 +160,7 @@ class Store:
             self._library.put(self._objects, path, iter(content), chunk_size=PIECE_BYTES, max_concurrency=_AT_ONCE)
 
     def read(self, job: str, generation: int, rank: int, key: str) -> Iterator[bytes]:
-        """Yield one file's content in pieces.
-
-        Raises:
-            FileNotFoundError: It is not there.
-            StoreError: The store does not answer.
-        """
+        """Yield one file's content in pieces; ``FileNotFoundError`` if it is not there, or ``StoreError``."""
         with _talking(may_be_missing=True):
             for piece in self._library.get(self._objects, f"{job}/{generation}/{rank}/{key}").stream(PIECE_BYTES):
                 yield bytes(piece)

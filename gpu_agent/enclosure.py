@@ -123,11 +123,7 @@ class Enclosure:
             os.waitpid(pid, 0)
 
     def enter(self) -> None:
-        """Apply the confinement that needs privileges, which this process still has.
-
-        Raises:
-            OSError: It cannot be confined.
-        """
+        """Apply the confinement that needs privileges, which this process still has; ``OSError`` if it cannot."""
         for path in self._cgroups:
             descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
             os.write(descriptor, b"0")
@@ -247,11 +243,7 @@ def _numbers(group: bytes, name: bytes) -> dict[str, int]:
 
 
 def install_filter(program: bytes) -> None:
-    """Install a seccomp program; this process must not be able to get new privileges.
-
-    Raises:
-        OSError: The kernel refuses it.
-    """
+    """Install a seccomp program, in a process that can get no new privileges; ``OSError`` if it is refused."""
     code = ctypes.create_string_buffer(program, len(program))
     # struct sock_fprog: the number of instructions, padding, their address.
     header = struct.pack("HxxxxxxQ" if struct.calcsize("P") == 8 else "HxxI", len(program) // 8, ctypes.addressof(code))

@@ -104,11 +104,7 @@ def path_of_users(own: str) -> str:
 
 
 def passed_environment(also_passed: Iterable[str] = (), own: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the part of the agent's own environment that its children get.
-
-    Args:
-        also_passed: Names of further variables to pass on this site.
-    """
+    """Return what of its own environment the agent's children get, with the variables ``also_passed``."""
     names = PASSED | set(also_passed)
     passed = {name: value for name, value in own.items() if name in names or name.startswith("LC_")}
     # Jobs get no credentials, not even those of a proxy.

@@ -178,11 +178,7 @@ class ExecSession:
             self._left.set()
 
     async def feed(self, given: exec_sessions.ExecInput) -> exec_sessions.ExecInputAnswer:
-        """Pass on input, a new size or a signal; return how much of the input the command's pipe has taken.
-
-        Raises:
-            ProblemError: 409 if bytes before this input are missing.
-        """
+        """Pass on input, a size or a signal; return what is taken; ``ProblemError``: 409 if input is missing."""
         self.heard_at = time.monotonic()
         if given.size is not None:
             self.streams.resize(given.size)
@@ -423,11 +419,7 @@ def wake_shim(gang: Gang) -> None:
 
 
 async def _shim_connection(gang: Gang) -> socket.socket:
-    """Return a connection that a rank's shim has made.
-
-    Raises:
-        ProblemError: 503 if it makes none: an earlier release started it, or it is stopped.
-    """
+    """Return a connection that a rank's shim has made; ``ProblemError``: 503 if it makes none, as an older one."""
     folder = os.open(gang.folder.path, os.O_RDONLY | os.O_DIRECTORY)
     door = gang.folder.path / exec_shim.DOOR
     path = door if len(str(door)) < _LONGEST_SOCKET_PATH else Path(f"/proc/self/fd/{folder}/{exec_shim.DOOR}")

@@ -58,11 +58,7 @@ class _Session:
 
 
 class Sessions:
-    """The exec sessions of one rank.
-
-    Args:
-        start: Starts a command, given the request and the descriptor for the reason if it cannot be run.
-    """
+    """The exec sessions of one rank; ``start`` starts a command, by its request and a descriptor for failures."""
 
     def __init__(self, start: Callable[[Request, int], int]) -> None:
         self._start = start

@@ -520,11 +520,7 @@ class Gangs:
         self._on_change()
 
     async def _fetched(self, gang: Gang, start: StartGang) -> Inputs | None:
-        """Return what a gang needs; None if it was stopped before everything was there, and is now over.
-
-        Raises:
-            InputError: It cannot be obtained.
-        """
+        """Return what a gang needs, None if it was stopped meanwhile and is over; ``InputError`` if it is not there."""
         fetching = asyncio.ensure_future(self._fetch(start, gang.folder.path))
         try:
             while not fetching.done():

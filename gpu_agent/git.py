@@ -79,11 +79,7 @@ async def fetch_commit(
 
 
 def remove_keys(allocations: Path) -> None:
-    """Remove the keys that a killed agent left in memory.
-
-    Args:
-        allocations: The folder with the folders of its ranks; no fetch may be in progress there.
-    """
+    """Remove the keys that a killed agent left in memory for ``allocations``, its ranks' folder; nothing is fetched."""
     for path in memory_folder(allocations).glob(f"{_key_prefix(allocations)}*"):
         path.unlink(missing_ok=True)
 

@@ -24,11 +24,7 @@ class Inbox(CommandStream):
         self._gangs = gangs
 
     def obey(self, text: str) -> None:
-        """Carry out one command; it is on disk when this returns.
-
-        Raises:
-            OSError: It cannot be stored; it stays on the stream and is delivered again.
-        """
+        """Carry out one command, written to disk first; ``OSError`` if it cannot be: it is delivered again."""
         try:
             command = read_command(orjson.loads(text))
         except UnknownFieldsError as error:

@@ -219,11 +219,7 @@ class LatencyClocks:
     def decide(
         self, gangs: Iterable[Gang], measured: Callable[[Sequence[int]], Measured], now_s: float, utc_s: float = 0.0
     ) -> None:
-        """Decide the clocks of servers that were reported since their last decision.
-
-        Args:
-            utc_s: The same in UTC, for the record.
-        """
+        """Decide the clocks of servers reported since their last decision; ``utc_s``: now in UTC, for the record."""
         running = {gang.start.job_id: gang for gang in gangs if gang.holding and gang.start}
         self._unable &= running.keys()
         self._minutes = {job_id: kept for job_id, kept in self._minutes.items() if job_id in running}

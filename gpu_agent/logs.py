@@ -101,11 +101,7 @@ def read_both(folder: Path, offset: int, limit: int, *, is_over: bool) -> LogPie
 
 
 def offset_since(folder: Path, stream: str, since_s: float) -> int | None:
-    """Return the offset at which output begins that was written from a time on; None if no times were recorded.
-
-    Args:
-        stream: ``stdout``, ``stderr`` or ``both``.
-    """
+    """Return where a stream's output since a time begins, of ``both`` too; None if no times were recorded."""
     descriptor = open_regular(folder / shim.TIMES)
     if descriptor is None:
         return None

@@ -60,11 +60,7 @@ class Rules:
 
 class Network:
     def __init__(self, rules: Rules) -> None:
-        """Load what is the same for all jobs.
-
-        Raises:
-            OSError: The kernel does not support such programs, or this process may not load them.
-        """
+        """Load what all jobs share; ``OSError`` if the kernel has no such programs, or not for this process."""
         self._rules = rules
         marks = bpf.socket_map(MARKS)
         ports = sorted(set(rules.reachable))

@@ -71,11 +71,7 @@ def _gib(size_bytes: int) -> str:
 
 
 class Scratch:
-    """Watches the disk of one node.
-
-    Args:
-        home_of: Returns the home folder that a job's tenant has here, if it has one.
-    """
+    """Watches the disk of one node; ``home_of`` returns the home folder that a job's tenant has here, if any."""
 
     def __init__(
         self, gangs: Iterable[Gang], home_of: Callable[[StartGang], Path | None], job_bytes: int, tenant_bytes: int

@@ -62,11 +62,7 @@ class OptimizerService:
         return SolveList(items=items, next_cursor=next_cursor)
 
     async def cancel(self, solve_id: str, caller: Identity) -> SolveSummary:
-        """Cancel a solve; cancelling it again changes nothing.
-
-        Raises:
-            ProblemError: 404 if there is none that the caller may see, 409 for one that has ended otherwise.
-        """
+        """Cancel a solve, once; ``ProblemError``: 404 if the caller sees none, 409 if it has ended otherwise."""
         return _summary(await self._work_queue.cancel(solve_id, caller))
 
 

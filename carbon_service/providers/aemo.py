@@ -97,11 +97,7 @@ class Aemo(LiveProvider[AemoSettings]):
 
 
 def units_of(content: bytes) -> Units:
-    """Return the region and gCO2/kWh of each unit that generates, by its DUID.
-
-    Raises:
-        ValueError: It is no such table.
-    """
+    """Return the region and gCO2/kWh of each unit that generates, by its DUID; ``ValueError`` for another table."""
     units: Units = {}
     for row in _rows([content], "CO2EII", "PUBLISHING"):
         factor, source = number(row.get("CO2E_EMISSIONS_FACTOR")), row.get("CO2E_ENERGY_SOURCE", "").lower()

@@ -50,11 +50,7 @@ class ProviderEntry(Generic[S]):
         return f"CARBON_{self.name.upper().replace('-', '_')}_"
 
     def read_settings(self, **given: Any) -> S:
-        """Return the settings from the environment, except those given.
-
-        Raises:
-            ValidationError: One is missing or invalid.
-        """
+        """Return the settings: those given, others from the environment; ``ValidationError`` if one is wrong."""
         return self.settings(_env_prefix=self.prefix, **given)  # pyright: ignore[reportCallIssue]
 
 

@@ -41,11 +41,7 @@ PROVIDERS: Entries = {
 
 
 def known_providers() -> Entries:
-    """Return our providers and those that installed packages add.
-
-    Raises:
-        PluginError: An installed package adds a provider that cannot be used.
-    """
+    """Return our providers and those that installed packages add; ``PluginError`` if one of these is unusable."""
     known: dict[str, ProviderEntry[Any]] = dict(PROVIDERS)
     for plugin in load_plugins(GROUP, ProviderEntry):
         if plugin.name in PROVIDERS:
@@ -57,11 +53,7 @@ def known_providers() -> Entries:
 
 
 def read_settings(sources: Mapping[str, Iterable[str]], entries: Entries) -> dict[str, ProviderSettings]:
-    """Return the settings of the providers that zones name, from the environment.
-
-    Raises:
-        ZoneConfigError: A zone names an unknown provider, or one whose settings are missing or invalid.
-    """
+    """Return the settings of the providers that zones name; ``ZoneConfigError`` if one is unknown or set up wrongly."""
     found: dict[str, ProviderSettings] = {}
     for zone, names in sources.items():
         for name in names:
@@ -77,11 +69,7 @@ def read_settings(sources: Mapping[str, Iterable[str]], entries: Entries) -> dic
 def build_providers(
     settings: Mapping[str, ProviderSettings], entries: Entries, context: ProviderContext
 ) -> dict[str, Provider]:
-    """Return the providers that have settings, by name.
-
-    Raises:
-        ZoneConfigError: A provider's own name differs from its entry's.
-    """
+    """Return the providers with settings, by name; ``ZoneConfigError`` if one has another name than its entry."""
     built = {name: entries[name].build(own, context) for name, own in settings.items()}
     for name, provider in built.items():
         if provider.name != name:

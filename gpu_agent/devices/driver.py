@@ -128,12 +128,7 @@ class Driver:
         return []
 
     def health(self, index: int) -> Health:
-        """Return what one GPU reports of its state.
-
-        Raises:
-            DeviceLostError: It has fallen off the bus.
-            DeviceError: It did not answer.
-        """
+        """Return what one GPU reports of its state; ``DeviceLostError`` if it is off the bus, or ``DeviceError``."""
         raise self._lost(index)
 
     def events(self) -> list[DeviceEvent]:

@@ -169,11 +169,7 @@ class Access:
             raise conflict("No other admin key would last; create one that does not expire.")
 
     async def revoke_key(self, caller: identity.Identity, key_id: str) -> None:
-        """Revoke a key; if it is already revoked, nothing changes.
-
-        Raises:
-            ProblemError: 404 if there is no such key, 409 for the last admin key.
-        """
+        """Revoke a key, once; ``ProblemError``: 404 if there is no such key, 409 for the last admin key."""
         async with self._engine.begin() as connection:
             repository = AccessRepository(connection)
             await repository.lock_admin_keys()
@@ -203,12 +199,7 @@ class Access:
         return identity.AuditList(items=[entry for _, entry in rows], next_cursor=following)
 
     async def create_user(self, caller: Identity, tenant_id: str, spec: UserSpec) -> User:
-        """Create a user of a tenant.
-
-        Raises:
-            ProblemError: 404 if there is no such tenant, 409 if it has a user of that name, 422 if its jobs would run
-                as root.
-        """
+        """Create a user of a tenant; ``ProblemError``: 404 without it, 409 for a name in use, 422 for root's jobs."""
         async with self._engine.begin() as connection:
             repository = AccessRepository(connection)
             found(await repository.tenant(tenant_id), "tenant")

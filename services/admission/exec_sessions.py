@@ -242,11 +242,7 @@ class Exec:
 
 
 def _share(gang: Allocated, request: ExecRequest) -> tuple[int, int]:
-    """Return the node's index in the gang, and the rank whose environment the command gets.
-
-    Raises:
-        ProblemError: 404 if the gang has no such rank or node.
-    """
+    """Return the node's index in the gang, and the command's rank; ``ProblemError``: 404 if it has none such."""
     firsts = [sum(gang.gpus[:index]) for index in range(len(gang.gpus))]
     if request.node is not None:
         if request.node not in gang.node_ids:

@@ -31,11 +31,7 @@ class Secrets:
         self._engine, self._sealer = engine, sealer
 
     async def put(self, caller: Identity, name: str, spec: SecretSpec) -> Secret:
-        """Set a secret of the caller's tenant.
-
-        Raises:
-            ProblemError: 409 if there is no key to seal with, 403 if the tenant already has as many secrets as it may.
-        """
+        """Set a tenant's secret; ``ProblemError``: 409 without a key to seal with, 403 if the tenant has too many."""
         if not self._sealer.has_key:
             raise no_key()
         tenant_id, project = caller.tenant_id, spec.project or ""

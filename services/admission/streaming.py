@@ -144,11 +144,7 @@ HELLO = b": events\n\n"
 
 
 def read_last_event_id(header: str | None) -> Position | None:
-    """Return the position after which a client that reconnects wants to continue.
-
-    Raises:
-        ProblemError: 422 if the header is not the id of an event.
-    """
+    """Return the position after which a client goes on; ``ProblemError``: 422 if that is no event's id."""
     if not header:
         return None
     if (position := Position.parse(header)) is None:

@@ -58,11 +58,7 @@ def passed_on(
     err: Callable[[bytes], object],
     notice: Callable[[str], object] = lambda text: None,
 ) -> tuple[int, str]:
-    """Pass on what a command writes; return its exit status, and why it ended if not by itself.
-
-    Raises:
-        LostError: The connection broke off.
-    """
+    """Pass on what a command writes; return its exit status, and why it ended; ``LostError``: it broke off."""
     for event in events:
         if event.type == "output":
             (out if event.stream == "stdout" else err)(event.data)

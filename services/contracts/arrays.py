@@ -29,11 +29,7 @@ class ArrayTasks:
 
 
 def read_array(text: str) -> ArrayTasks:
-    """Return the tasks that a text such as ``0-99:2%8`` asks for.
-
-    Raises:
-        ValueError: It has another form, repeats an index, or asks for too many tasks.
-    """
+    """Return the tasks of a text such as ``0-99:2%8``; ``ValueError`` for another form, a repetition, or too many."""
     ranges, percent, limit = text.partition("%")
     if percent and not (re.fullmatch(r"\d{1,6}", limit) and int(limit)):
         raise ValueError(f"{text!r}: what follows % is the number of tasks that may run at once, at least 1")

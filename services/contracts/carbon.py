@@ -86,11 +86,7 @@ class IntensityHistory(OfSource):
     next_cursor: str | None = None
 
     def as_domain(self) -> Measured:
-        """Return the points as the core's, in UTC seconds.
-
-        Raises:
-            DomainError: there are none, or they are not in order of time.
-        """
+        """Return the points as the core's, in UTC seconds; ``DomainError`` if none, or not in order of time."""
         import numpy as np  # here, as in ``curve_of``
 
         from services.core.domain.carbon import Measured

@@ -87,11 +87,7 @@ class WorkRepository:
         return LiveWork(int(waiting), int(busy), float(longest_s))
 
     async def submitted(self, tenant_id: str, key: str, body_sha256: bytes) -> str | None:
-        """Return the work that an idempotency key refers to, if any.
-
-        Raises:
-            KeyReusedError: The key was used with another body.
-        """
+        """Return an idempotency key's work, if any; ``KeyReusedError`` if the key came with another body."""
         async with self._engine.connect() as connection:
             return await self._submitted(connection, tenant_id, key, body_sha256)
 

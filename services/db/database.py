@@ -31,11 +31,7 @@ KEEPALIVE = {
 
 
 def plain_url(database_url: str) -> str:
-    """Return the URL as asyncpg reads it, without the driver that SQLAlchemy's URLs may name.
-
-    Raises:
-        ValueError: The URL does not name a PostgreSQL server.
-    """
+    """Return the URL as asyncpg reads it, without SQLAlchemy's driver; ``ValueError`` if it is not PostgreSQL's."""
     scheme, separator, rest = database_url.partition("://")
     if not separator or scheme.partition("+")[0] not in ("postgresql", "postgres"):
         raise ValueError("DATABASE_URL must be a postgresql:// URL; no other database is supported")
@@ -101,11 +97,7 @@ class Database:
 
     @asynccontextmanager
     async def connection(self, timeout_s: float = 5.0) -> AsyncGenerator[Connection]:
-        """Yield a connection whose statements commit one by one.
-
-        Raises:
-            TimeoutError: No connection was free in time, or the server did not answer.
-        """
+        """Yield a connection whose statements commit one by one; ``TimeoutError`` if there was none in time."""
         async with self._connections.acquire(timeout=timeout_s) as connection:
             yield connection
 

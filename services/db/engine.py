@@ -17,11 +17,7 @@ from services.db.database import CONNECTION_ERRORS, IDLE_S, dumps, plain_url, se
 
 
 def create_engine(database_url: str, *, pool_size: int = 5, application_name: str = "wattshift") -> AsyncEngine:
-    """Return an engine that notices dead connections and never waits without limit.
-
-    Raises:
-        ValueError: The URL does not name a PostgreSQL server.
-    """
+    """Return an engine that notices dead connections and waits within limits; ``ValueError``: not PostgreSQL's URL."""
     url = plain_url(database_url)
 
     async def connect(*_: Any, **given: Any) -> Connection:

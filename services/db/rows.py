@@ -52,10 +52,6 @@ async def fetch_messages(connection: Connection, kind: type[M], query: str, *arg
 
 
 async def fetch_row(connection: Connection, row_type: type[R], query: str, *arguments: object) -> R | None:
-    """Return the first row of a query, None if there is none.
-
-    Raises:
-        RowShapeError: Its columns are not the fields of ``row_type``.
-    """
+    """Return the first row of a query, None if there is none; ``RowShapeError`` as for ``fetch_rows``."""
     record = await connection.fetchrow(query, *arguments)
     return None if record is None else rows_of(row_type, [record])[0]

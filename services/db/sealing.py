@@ -43,11 +43,7 @@ class Sealer:
         return _FORMAT + nonce + self._ciphers[0].encrypt(nonce, value.encode(), _bound(place))
 
     def open(self, sealed: bytes, *place: str) -> str:
-        """Return the value that was sealed for this place.
-
-        Raises:
-            SealError: It was sealed under another key or for another place, or has been changed since.
-        """
+        """Return the value sealed for this place; ``SealError`` if by another key, for another place, or changed."""
         nonce, encrypted = sealed[1 : 1 + _NONCE_BYTES], sealed[1 + _NONCE_BYTES :]
         for cipher in self._ciphers if sealed[:1] == _FORMAT and encrypted else ():
             try:

@@ -34,11 +34,7 @@ class Apart:
             await self._process.wait()
 
     async def call(self, function: Callable[_P, _R], *given: _P.args, **options: _P.kwargs) -> _R:
-        """Return what a module-level function returns, or raise what it raises.
-
-        Raises:
-            ChildProcessError: The process was killed, or did not start.
-        """
+        """Return or raise what a module-level function does; ``ChildProcessError`` if its process has died."""
         if self._process is None:
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", __name__), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE

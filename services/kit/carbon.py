@@ -56,11 +56,7 @@ class Carbon:
         return await self._ask(f"{zone}/outlook", IntensityOutlook, signal, **params)
 
     async def history(self, zone: str, start_s: float, end_s: float, signal: str | None = None) -> IntensityHistory:
-        """Return all measured steps that overlap ``[start_s, end_s)``, UTC seconds, oldest first, from all pages.
-
-        Raises:
-            TooManyPointsError: There are more than ``MOST_POINTS``.
-        """
+        """Return the measured steps that overlap ``[start_s, end_s)``, oldest first, or ``TooManyPointsError``."""
         period = {
             name: datetime.fromtimestamp(at, UTC).isoformat() for name, at in (("start", start_s), ("end", end_s))
         }

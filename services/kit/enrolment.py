@@ -153,11 +153,7 @@ class Enrolment:
         self._is_refused = True
 
     async def renew(self) -> None:
-        """Replace the secrets when they are due.
-
-        Raises:
-            ProblemError: The control plane does not answer; the old secrets stay in force.
-        """
+        """Replace the secrets when they are due; after a ``ProblemError`` the old ones stay in force."""
         held = self._kept.held
         if held is None:
             return
@@ -175,11 +171,7 @@ class Enrolment:
             log.info("node.credential_replaced")
 
     async def refresh(self) -> None:
-        """Ask where Valkey or Redis is now, and with which secrets services call, as either may have changed.
-
-        Raises:
-            ProblemError: The control plane does not answer; what was given before stays in force.
-        """
+        """Ask where Redis is and which secrets services use; after a ``ProblemError``, the old ones stay in force."""
         async with self._busy:
             self._refreshes_at_s = time.monotonic() + REFRESH_EVERY_S
             held = self._kept.held

@@ -8,11 +8,7 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 def read_networks(text: str) -> tuple[Network, ...]:
-    """Return networks written as `10.8.0.0/16,192.0.2.7`.
-
-    Raises:
-        ValueError: One of them is not a network, or has bits set beyond its prefix.
-    """
+    """Return networks such as `10.8.0.0/16,192.0.2.7`; ``ValueError`` if one is none, or has bits beyond its prefix."""
     found: list[Network] = []
     for part in filter(None, (part.strip() for part in text.split(","))):
         try:

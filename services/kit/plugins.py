@@ -35,11 +35,7 @@ class Plugin(Generic[T]):
 
 
 def load_plugins(group: str, kind: type[T]) -> Iterator[Plugin[T]]:
-    """Yield what installed packages add to a group, by name.
-
-    Raises:
-        PluginError: An addition cannot be imported or is not a ``kind``, or two packages use the same name.
-    """
+    """Yield what packages add to a group, by name; ``PluginError`` if it is no ``kind``, or a name is used twice."""
     names: dict[str, str] = {}
     for entry in sorted(entry_points(group=group), key=lambda entry: (entry.name, entry.value)):
         origin = _origin(entry)

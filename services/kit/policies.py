@@ -7,11 +7,7 @@ GROUP = "wattshift.policies"
 
 
 def load_policies() -> None:
-    """Add the policies of installed packages to the registry; a second call changes nothing.
-
-    Raises:
-        PluginError: One of them cannot be used, or has the name of another policy.
-    """
+    """Add installed packages' policies, once; ``PluginError`` if one cannot be used, or has the name of another."""
     for plugin in load_plugins(GROUP, PolicyEntry):
         try:
             add_policy(plugin.name, plugin.value)

@@ -8,11 +8,7 @@ from services.kit.problems import ProblemError
 
 
 def spec_in_project(spec: JobSpec, project: str | None, pointer: str = "/project") -> JobSpec:
-    """Return the spec as a caller whose key is limited to ``project`` submits it: by default in that project.
-
-    Raises:
-        ProblemError: 403, the spec names another project; ``pointer`` says where.
-    """
+    """Return a spec in the project that its key is limited to; ``ProblemError``: 403 at ``pointer`` for another."""
     if project is None or spec.project == project:
         return spec
     if "project" in spec.model_fields_set:

@@ -85,11 +85,7 @@ def _quoted(value: str) -> str:
 
 
 def metric_sum(metrics: str, names: Collection[str]) -> float | None:
-    """Return the sum of these metrics over all their labels; None if there are none, or one is not a number.
-
-    Args:
-        metrics: Prometheus text format, version 0.0.4.
-    """
+    """Return the sum of metrics, a Prometheus text, over their labels; None if there are none, or one is no number."""
     # The Prometheus client's parser takes 9 s for 1 MB of escaped quotes, and whoever asks has an event loop.
     found: list[float] = []
     for line in metrics.split("\n"):

@@ -18,11 +18,7 @@ def new_certificate(name: str) -> str:
 
 
 def fingerprint(pem: str) -> str:
-    """Return the SHA-256 of a certificate, in hexadecimal digits.
-
-    Raises:
-        ValueError: There is no certificate in the text.
-    """
+    """Return a certificate's SHA-256, in hexadecimal digits; ``ValueError`` if the text has no certificate."""
     found = _CERTIFICATE.search(pem)
     if found is None:
         raise ValueError("there is no certificate in it")

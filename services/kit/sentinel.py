@@ -43,11 +43,7 @@ class Watched:
 
 
 def watched(url: str) -> Watched | None:
-    """Return the server that an address refers to; None if it names no Sentinels.
-
-    Raises:
-        ValueError: It names Sentinels, and something is missing or wrong.
-    """
+    """Return the server of an address, None if it names no Sentinels; ``ValueError`` if it names them wrongly."""
     parts = urlsplit(url)
     if parts.scheme not in SCHEMES:
         return None

@@ -81,11 +81,7 @@ class Tariffs(Message):
 
 
 def read_tariffs(path: Path) -> Tariffs:
-    """Return the tariffs of a file.
-
-    Raises:
-        ValueError: It cannot be read, or says something else; the message names the file and the entry.
-    """
+    """Return the tariffs of a file; ``ValueError`` names the file and the entry that is wrong."""
     try:
         return Tariffs.model_validate(tomllib.loads(decoded(path.read_bytes())))
     except OSError as error:

@@ -29,11 +29,7 @@ class Tls:
         return "https" if self.certificate else "http"
 
     def client(self) -> ssl.SSLContext | None:
-        """Return the TLS context for calls to others; None for the default.
-
-        Raises:
-            OSError: A file cannot be read, or is not a certificate or key.
-        """
+        """Return the TLS context for calls to others, None for the default; ``OSError`` if a file cannot be used."""
         if self.authority is None and self.certificate is None:
             return None
         context = ssl.create_default_context(cafile=None if self.authority is None else str(self.authority))
@@ -123,11 +119,7 @@ def trusts_network(url: str) -> bool:
 
 
 def check(tls: Tls) -> None:
-    """Read the files, to find faults before anything starts.
-
-    Raises:
-        ValueError: Something is missing or cannot be used.
-    """
+    """Read the files before anything starts; ``ValueError`` if something is missing or cannot be used."""
     if (tls.certificate is None) != (tls.key is None):
         raise ValueError("WATTSHIFT_TLS_CERT and WATTSHIFT_TLS_KEY are set together, or neither is")
     if tls.asks_clients and (tls.certificate is None or tls.authority is None):

@@ -116,12 +116,7 @@ class Incoming:
         return cls(credential.name, credential.secrets)
 
     def caller(self, authorization: str, method: str, path: str) -> Caller:
-        """Return who sent a request.
-
-        Raises:
-            ProblemError: 401 without a valid token for this service, 403 for a request that this caller never makes,
-                or one in a role in which it never acts.
-        """
+        """Return who sent a request; ``ProblemError``: 401 without a valid token, 403 for what it never asks."""
         caller = self._read(authorization)
         what = f"The {caller.service} may not ask this"
         if caller.calls.allowed.fullmatch(f"{'GET' if method == 'HEAD' else method} {path}") is None:

@@ -146,11 +146,7 @@ def name_request(method: str, route: str) -> None:
 
 
 def begin(name: str, parent: str | None = None, **attributes: Attribute) -> Span:
-    """Begin a span, which the caller ends.
-
-    Args:
-        parent: The ``traceparent`` of what it is part of; by default the current span.
-    """
+    """Begin a span, which the caller ends, as part of ``parent``, a ``traceparent``, or of the current one."""
     return _NoSpan(parent or current()) if _tracer is None else _tracer.begin(name, parent, attributes)
 
 

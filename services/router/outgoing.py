@@ -32,11 +32,7 @@ class RequestWriter:
         self._order, self._keys = order, keys
 
     def write(self, turn: Turn, ticket: Ticket, server: Server) -> bytes:
-        """Return the request as it is sent to the server; a stream is asked to state its usage, at least to the router.
-
-        Raises:
-            UpstreamError: The server's key is not known.
-        """
+        """Return the request as it is sent, with usage asked of streams; ``UpstreamError`` without a known key."""
         received, spec, pool = turn.received, server.spec, turn.pool.spec
         asked = received.asked
         changes: dict[str, Any] = {}

@@ -20,11 +20,7 @@ LARGEST = 4 * 1024 * 1024
 
 
 async def get(server: Server, path: str, *, connect_s: float, total_s: float) -> tuple[int, bytes]:
-    """Return status and body of a server's answer to a GET of a path below its address.
-
-    Raises:
-        UpstreamError: It does not answer in time, or its answer is too large.
-    """
+    """Return status and body of a server's answer to a GET; ``UpstreamError`` if it is too late, or too large."""
     origin = server.origin
     connection: Connection | None = None
     try:

@@ -223,11 +223,7 @@ class Connection(asyncio.Protocol):
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def piece(self) -> bytes:
-        """Return what has arrived of the body since the last call; empty at its end.
-
-        Raises:
-            UpstreamError: It breaks off.
-        """
+        """Return what has arrived of the body since, empty at its end; ``UpstreamError`` if it breaks off."""
         while not self._pieces:
             if self.complete:
                 return b""

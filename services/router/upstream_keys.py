@@ -35,11 +35,7 @@ class UpstreamKeys:
         self._is_away = False
 
     def of(self, server: Server) -> bytes | None:
-        """Return a server's key; None for one that asks for none.
-
-        Raises:
-            UpstreamError: It is not known, or cannot be sent.
-        """
+        """Return a server's key, None if it asks for none; ``UpstreamError`` if it is unknown, or cannot be sent."""
         if server.spec.pool is not None:
             known = self._secrets.get(server.id)
             return None if known is None else known[1]

@@ -73,11 +73,7 @@ class Reservations:
         raise ProblemError(503, ProblemCode.UNAVAILABLE, "The cluster changed each time it was looked at; try again.")
 
     async def cancel(self, reservation_id: str, caller: Identity) -> Reservation:
-        """Give back what is reserved; one that is cancelled stays so.
-
-        Raises:
-            ProblemError: 404 if there is none that the caller may cancel, 409 if it has ended.
-        """
+        """Give back what is reserved; ``ProblemError``: 404 if the caller may cancel none, 409 if it has ended."""
         async with self._database.transaction() as connection:
             row = await reservations.find(connection, reservation_id)
             if row is None or not (caller.is_operator or row.tenant_id == caller.tenant_id):
@@ -155,11 +151,7 @@ class Reservations:
 
 
 def _of_nodes(spec: ReservationSpec, snapshot: Snapshot, own: Mapping[str, NodeRow], start_s: float) -> dict[str, int]:
-    """Return the GPUs of the nodes that a maintenance names.
-
-    Raises:
-        ProblemError: 422 for a node that is not there, 409 for one that is reserved then.
-    """
+    """Return the GPUs of a maintenance's nodes; ``ProblemError``: 422 for no such node, 409 for a reserved one."""
     found = dict[str, int]()
     for node_id in spec.nodes or [row.id for row in own.values() if row.zone == spec.zone]:
         if node_id not in own:

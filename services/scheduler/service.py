@@ -45,11 +45,7 @@ class SchedulerService:
             return policy
 
     async def set_topology(self, file: str, caller: Identity) -> bool:
-        """Take an operator's file of the network's levels; False before the scheduler's first turn.
-
-        Raises:
-            DomainError: it is malformed; nothing is changed.
-        """
+        """Take a file of the network's levels; False before the first turn; ``DomainError`` if it is malformed."""
         read_topology(file)
         async with self.database.transaction() as connection:
             is_set = await connection.fetchval(rounds.SET_TOPOLOGY, file) is not None
@@ -65,11 +61,7 @@ class SchedulerService:
             return await rounds.state(connection), await figures.shares(connection)
 
     async def sleep(self, node_id: str, caller: Identity) -> None:
-        """Have an idle node powered down, and note who did; one that is off or going down is left as it is.
-
-        Raises:
-            PowerRefusedError: it is busy, pinned, waking or silent.
-        """
+        """Power an idle node down, and note who did; ``PowerRefusedError`` if it is busy, pinned, waking or silent."""
         async with self.database.transaction() as connection:
             node = await self._powered(connection, node_id)
             if node.state in (PowerState.OFF, PowerState.GOING_DOWN):
@@ -87,11 +79,7 @@ class SchedulerService:
             await audit.note(connection, caller, "node.sleep", node_id)
 
     async def wake(self, node_id: str, caller: Identity) -> None:
-        """Have a node woken that is off, failed or silent, and note who did; one awake or waking is left as it is.
-
-        Raises:
-            PowerRefusedError: it is being powered down.
-        """
+        """Wake a node that is off, failed or silent, and note who did; ``PowerRefusedError`` if it is going down."""
         async with self.database.transaction() as connection:
             node = await self._powered(connection, node_id)
             if node.state == PowerState.WAKING or (node.state == PowerState.ON and node.heard):
@@ -112,11 +100,7 @@ class SchedulerService:
                 await audit.note(connection, caller, "node.pin_awake" if pinned else "node.unpin", node_id)
 
     async def _powered(self, connection: Connection, node_id: str) -> PoweredNode:
-        """Return a node's power, and make plans stale that are being made at the same time.
-
-        Raises:
-            PowerRefusedError: it no longer exists.
-        """
+        """Return a node's power, and make plans under way stale; ``PowerRefusedError`` if there is no such node."""
         await rounds.next_version(connection)
         node = await node_power.powered(connection, node_id)
         if node is None:

@@ -93,11 +93,7 @@ class Named(Listed[R, S]):
         """Refuse to delete something, or end what it has under way."""
 
     async def delete(self, name: str, caller: Identity) -> S:
-        """Have one removed once nothing of it runs any more; deleting it again changes nothing.
-
-        Raises:
-            ProblemError: 404 if there is none that the caller may see, 409 for a fleet that applications use.
-        """
+        """Have one removed once nothing of it runs; ``ProblemError``: 404 if it is not seen, 409 if it is in use."""
         async with self._repository.writing() as queries:
             rows = self._rows(queries)
             record = await rows.find(name, caller, "update")

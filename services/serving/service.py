@@ -68,11 +68,7 @@ class Pools(Named[PoolRecord, serving.Pool]):
             return pool, is_new
 
     async def set_mode(self, name: str, mode: serving.PlanMode, caller: Identity) -> serving.Pool:
-        """Have plans carried out or only proposed from now on.
-
-        Raises:
-            ProblemError: 404 if there is no such pool, 409 for one that is being deleted.
-        """
+        """Have plans carried out or proposed; ``ProblemError``: 404 without a pool, 409 if it is being deleted."""
         async with self._repository.writing() as queries:
             pool = await self._locked(queries, name, caller)
             spec = serving.PoolSpec.as_stored({**pool.document, "mode": mode})
@@ -89,11 +85,7 @@ class Pools(Named[PoolRecord, serving.Pool]):
         await queries.audit(caller, "pool.changed", record.name, revision=revision, mode=str(spec.mode))
 
     async def instances(self, name: str, query: serving.InstanceQuery, caller: Identity) -> serving.InstanceList:
-        """Return one page of a pool's instances, newest first.
-
-        Raises:
-            ProblemError: 404 if there is no pool that the caller may see, 422 for an invalid cursor.
-        """
+        """Return a page of a pool's instances, newest first; ``ProblemError``: 404 without a pool, 422: cursor."""
         async with self._repository.reading() as queries:
             pool = await queries.pools.find(name, caller)
             before = read_cursor(query.cursor, ANY_ID)
@@ -104,11 +96,7 @@ class Pools(Named[PoolRecord, serving.Pool]):
         return serving.InstanceList(items=items, next_cursor=cursor)
 
     async def clocks(self, name: str, query: serving.ClockHistoryQuery, caller: Identity) -> serving.ClockHistory:
-        """Return one page of the minutes of a pool's clocks, newest first.
-
-        Raises:
-            ProblemError: 404 if there is no pool that the caller may see, 422 for an invalid cursor.
-        """
+        """Return a page of the minutes of a pool's clocks, newest first; ``ProblemError`` as for ``instances``."""
         async with self._repository.reading() as queries:
             pool = await queries.pools.find(name, caller)
             position = read_cursor(query.cursor, rf"[0-9]{{1,11}}\.{ANY_ID}")
@@ -117,22 +105,14 @@ class Pools(Named[PoolRecord, serving.Pool]):
         return serving.ClockHistory(items=items, next_cursor=cursor)
 
     async def plan_now(self, name: str, caller: Identity) -> serving.PoolPlanDetail:
-        """Have a pool planned, or return the plan that is being made.
-
-        Raises:
-            ProblemError: 404 if there is no such pool, 409 for one that is being deleted.
-        """
+        """Have a pool planned, or return its plan under way; ``ProblemError``: 404 without it, 409 if it is deleted."""
         async with self._repository.writing() as queries:  # first: nothing is done that is not written down
             await self._locked(queries, name, caller)
             await queries.audit(caller, "pool.plan_requested", name)
         return await self._plans.find(name, await self._plans.submit(name, serving.PlanTrigger.REQUEST, caller))
 
     async def accept(self, name: str, plan_id: str, caller: Identity) -> serving.PoolPlanDetail:
-        """Put a proposed plan in force; repeating this changes nothing.
-
-        Raises:
-            ProblemError: 404 if the pool has no such plan, 409 if it is not a proposal, or an outdated one.
-        """
+        """Put a proposed plan in force, once; ``ProblemError``: 404, or 409 for no proposal, or an outdated one."""
         await self._plans.find(name, plan_id)
         await self._plans.apply(plan_id, caller)
         return await self._plans.find(name, plan_id)
@@ -144,11 +124,7 @@ class Pools(Named[PoolRecord, serving.Pool]):
         return await self._plans.find(name, plan_id)
 
     async def plans(self, name: str, query: serving.PoolPlanQuery, caller: Identity) -> serving.PoolPlanList:
-        """Return one page of a pool's plans, newest first.
-
-        Raises:
-            ProblemError: 404 if there is no pool that the caller may see, 422 for an invalid cursor.
-        """
+        """Return a page of a pool's plans, newest first; ``ProblemError`` as for ``instances``."""
         async with self._repository.reading() as queries:
             await queries.pools.find(name, caller)
         return await self._plans.page(name, query)

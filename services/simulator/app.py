@@ -32,11 +32,7 @@ from services.simulator.sources import Sources
 
 
 def create_app(settings: SimulatorSettings) -> FastAPI:
-    """Return the app; while running, it repairs what crashes have left behind.
-
-    Raises:
-        PluginError: An installed package adds a policy that cannot be used.
-    """
+    """Return the app, which repairs what crashes left behind; ``PluginError`` if a package's policy is unusable."""
     load_policies()
     engine = create_engine(settings.database_url, application_name="simulator")
     redis = connect(settings.redis_url, settings)

@@ -40,11 +40,7 @@ class Catalogue:
 
 @cache
 def catalogue() -> Catalogue:
-    """Return everything available in this process.
-
-    Raises:
-        PluginError: An installed package adds something that cannot be used.
-    """
+    """Return everything available in this process; ``PluginError`` if an installed package adds what is unusable."""
     found = Catalogue(
         jobs={"green-year": Bundle("green_year.csv", YEAR_DAYS), "green-day": Bundle("green_day.csv", 1)},
         formats=formats.OURS,

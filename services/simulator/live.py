@@ -58,11 +58,7 @@ class LiveRun:
 
 
 def read_live(path: Path) -> LiveRun:
-    """Return the run described by a live state.
-
-    Raises:
-        DomainError: It is not a live state, or nothing waits or runs in it.
-    """
+    """Return the run that a live state describes; ``DomainError`` if it is none, or nothing waits or runs in it."""
     try:
         state = LiveState.model_validate_json(path.read_bytes())
     except ValidationError as error:

@@ -84,11 +84,7 @@ class SimulatorService:
         return simulations.SimulationList(items=items, next_cursor=next_cursor)
 
     async def cancel(self, simulation_id: str, caller: Identity) -> simulations.SimulationSummary:
-        """Cancel a run; cancelling it again changes nothing.
-
-        Raises:
-            ProblemError: 404 if there is none that the caller may see, 409 for one that has ended otherwise.
-        """
+        """Cancel a run, once; ``ProblemError``: 404 if the caller sees none, 409 if it has ended otherwise."""
         return _summary(await self._work_queue.cancel(simulation_id, caller))
 
     async def _resolve(self, request: simulations.TrainingRequest, caller: Identity) -> WorkProblem:

@@ -60,9 +60,5 @@ class Sources:
         return Content(zone, "\n".join(["time,gco2_per_kwh", *lines]).encode())
 
     async def live(self, caller: Identity) -> Content:
-        """Return the live queue and cluster: the scheduler's ``LiveState``, as JSON.
-
-        Raises:
-            ProblemError: 503 while the scheduler does not answer.
-        """
+        """Return the scheduler's ``LiveState``, as JSON; ``ProblemError``: 503 while it does not answer."""
         return Content(LIVE, await self._scheduler.request("GET", "/internal/live", identity=caller))

@@ -62,11 +62,7 @@ class Content:
 
 
 def unpack(file: InlineFile, max_bytes: int) -> Content:
-    """Return the content of an inline file.
-
-    Raises:
-        DomainError: It is not gzip, is Parquet, or exceeds ``max_bytes`` when unpacked.
-    """
+    """Return an inline file's content; ``DomainError`` if it is not gzip, is Parquet, or exceeds ``max_bytes``."""
     try:
         if file.gzip_base64 is None:
             data = (file.text or "").encode()

@@ -320,11 +320,7 @@ class ClusterSpec:
 
 
 def _cuts(text: str, gpus: int, model: GpuModel) -> tuple[tuple[SlicePlace, ...], ...]:
-    """Return how the GPUs of a node are cut according to ``3g,2g,2g`` or ``3g,2g,2g/whole``.
-
-    Raises:
-        DomainError: The model cannot be cut, or not in this way.
-    """
+    """Return a node's cut by ``3g,2g,2g`` or ``3g,2g,2g/whole``; ``DomainError`` if the model cannot be cut so."""
     if mig_memory_gib(model) is None:
         raise DomainError(f"{model.name} cannot be cut into MIG slices, so it takes no [{text}]")
     parts = [part.strip() for part in text.split("/")]

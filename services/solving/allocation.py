@@ -61,11 +61,7 @@ def _idle_w(problem: AllocationProblem, model: str) -> float:
 
 
 def solve_allocation(problem: AllocationProblem, report: Report = unreported) -> AllocationResult:
-    """Return the answer to a problem, checked against the problem.
-
-    Raises:
-        DomainError: The problem makes no sense as a whole.
-    """
+    """Return the answer to a problem, checked against it; ``DomainError`` if it makes no sense as a whole."""
     jobs, nodes = given(problem)
     config = PowerflowConfig(marginal=problem.marginal, queue=problem.queue, at_limit=problem.at_limit)
     found = allocate(jobs, nodes, config, Method(problem.placement), report)

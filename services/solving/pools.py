@@ -23,11 +23,7 @@ from services.core.policies.freesh.pools import (
 
 
 def pool_problem(request: pools.PoolsRequest) -> PoolProblem:
-    """Return the problem for the core.
-
-    Raises:
-        DomainError: The instances that may not be stopped need more GPUs than there are.
-    """
+    """Return the problem for the core; ``DomainError`` if what may not be stopped needs more GPUs than there are."""
     types = sorted({name for each in (*request.locations, *request.modes) for name in each.gpus})
     running, locked = _running(request)
     return PoolProblem(
@@ -77,11 +73,7 @@ def incumbent_plan(request: pools.PoolsRequest) -> PoolPlan | None:
 
 
 def solve_pools(request: pools.PoolsRequest, report: Report = unreported) -> pools.PoolsResult:
-    """Return the plan that answers a request.
-
-    Raises:
-        DomainError: The instances that may not be stopped need more GPUs than there are.
-    """
+    """Return the plan that answers a request; ``DomainError`` as of ``pool_problem``."""
     problem = pool_problem(request)
     plan = plan_pools(
         problem,

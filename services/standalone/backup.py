@@ -252,11 +252,7 @@ async def _run(program: str, options: list[str], url: str) -> None:
 
 
 async def _unless_ended(work: Awaitable[T]) -> T:
-    """Return the result of some work; SIGTERM and SIGHUP end it like Ctrl-C, so that it clears up.
-
-    Raises:
-        StackError: One of the signals came.
-    """
+    """Return the result of some work; SIGTERM and SIGHUP end it as Ctrl-C does, by a ``StackError``."""
     task, loop = asyncio.ensure_future(work), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, task.cancel)

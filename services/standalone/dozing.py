@@ -64,11 +64,6 @@ class Dozing:
 
 
 async def counts(address: Path, password: str, commands: Sequence[tuple[str, str]]) -> list[int]:
-    """Ask a Valkey server for the lengths of keys.
-
-    Raises:
-        OSError: it does not listen, or closes the connection.
-        ValueError: it answers something other than numbers, such as that it is loading.
-    """
+    """Return the lengths of Valkey's keys; ``OSError`` without an answer, ``ValueError`` if it has no numbers."""
     _, *found = await valkey_lines(address, password, list(map(" ".join, commands)))
     return [int(line.removeprefix(":")) for line in found]

@@ -23,11 +23,7 @@ def read_listen(text: str) -> tuple[str, int]:
 
 
 def check(listen: str, environment: Mapping[str, str]) -> None:
-    """Check the value of `--listen`.
-
-    Raises:
-        BadInputError: it is not HOST:PORT, or contradicts a setting of how nodes reach telemetry.
-    """
+    """Check `--listen`; ``BadInputError`` if it is not HOST:PORT, or contradicts a setting of how nodes come here."""
     read_listen(listen)
     if others := [name for name in _NOT_BESIDE if environment.get(name)]:
         raise BadInputError(f"--listen goes without {others[0]}, by which hosts join by hand: unset one of the two")

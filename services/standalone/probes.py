@@ -25,11 +25,7 @@ class Probe:
     """Asks one process; the caller limits the time of `answer`."""
 
     async def answer(self) -> None:
-        """Wait until the process has answered, whatever it lacks.
-
-        Raises:
-            OSError: it does not listen, or closes the connection.
-        """
+        """Return once the process has answered, whatever it lacks; ``OSError`` if it does not listen."""
         await self.lacks()
 
     async def lacks(self) -> str:
@@ -110,11 +106,7 @@ class ValkeyProbe(Probe):
 
 
 async def valkey_lines(address: Address, password: str, commands: Sequence[str]) -> list[str]:
-    """Return what a Valkey server answers to a password and then to commands, a line each.
-
-    Raises:
-        OSError: it does not listen, or closes the connection.
-    """
+    """Return Valkey's answers to a password and to commands, a line each; ``OSError`` if it does not listen."""
     words = [f"AUTH {password}", *commands]
     request = "".join(f"{word}\r\n" for word in words).encode()
     answer = await exchange(address, request, lambda so_far: so_far.count(b"\r\n") >= len(words))
@@ -148,11 +140,7 @@ class PulseProbe(Probe):
 async def exchange(
     address: Address, request: bytes, is_enough: Callable[[bytes], bool], context: ssl.SSLContext | None = None
 ) -> bytes:
-    """Send a request to a process and return its answer, until it is complete or the connection is closed.
-
-    Raises:
-        OSError: nobody listens, or there was no answer at all.
-    """
+    """Return a process's answer, complete or up to the connection's end; ``OSError`` if there is none at all."""
     if isinstance(address, Path):
         reader, writer = await asyncio.open_unix_connection(address)
     else:

@@ -248,11 +248,7 @@ def http_process(
 
 
 def check_settings(services: Sequence[Service], environment: Mapping[str, str]) -> None:
-    """Check the settings that the processes would read from ``environment``.
-
-    Raises:
-        BadInputError: settings are wrong; one line for each variable, with what would be right.
-    """
+    """Check what processes would read from ``environment``; ``BadInputError`` has a line for each wrong variable."""
     given = {**environment, **_PLACEHOLDERS}
     faults = [
         fault

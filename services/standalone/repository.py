@@ -10,12 +10,7 @@ _TABLES = "SELECT count(*) FROM pg_class c JOIN pg_namespace n ON n.oid = c.reln
 
 
 async def schema(url: str) -> str:
-    """Return the revision of the database's tables.
-
-    Raises:
-        BadInputError: it has none of our tables.
-        StackError: it does not answer.
-    """
+    """Return the revision of the tables; ``BadInputError`` if there are none of ours, or ``StackError``."""
     try:
         return str(await _ask(url, "SELECT version_num FROM alembic_version"))
     except asyncpg.exceptions.UndefinedTableError:
@@ -23,12 +18,7 @@ async def schema(url: str) -> str:
 
 
 async def check_empty(url: str) -> None:
-    """Check that the database has no tables.
-
-    Raises:
-        BadInputError: it has some.
-        StackError: it does not answer.
-    """
+    """Check that the database has no tables; ``BadInputError`` if it has some, or ``StackError``."""
     if await _ask(url, _TABLES):
         raise BadInputError("the database has tables already: name an empty one by DATABASE_URL; nothing was changed")
 

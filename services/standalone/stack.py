@@ -496,11 +496,7 @@ def up(
 
 
 def down(data_dir: Path | str | None = None, *, timeout_s: float = 90.0) -> bool:
-    """Stop the installation in `data_dir` and return whether there was one.
-
-    Raises:
-        StackError: it belongs to another user, or has not stopped in time.
-    """
+    """Stop an installation; return whether there was one; ``StackError``: it is another user's, or does not stop."""
     folder = DataFolder(data_dir or default_data_dir())
     try:
         status = folder.status()
@@ -532,11 +528,7 @@ def _held_by(pid: int | None) -> StackStatus:
 
 
 def erase(data_dir: Path | str | None = None) -> None:
-    """Remove a stopped installation's data folder with everything in it, and its database.
-
-    Raises:
-        StackError: it is running, or the folder is not a data folder.
-    """
+    """Remove a stopped installation with its database; ``StackError`` if it runs, or this is no data folder."""
     folder = DataFolder(data_dir or default_data_dir())
     if not folder.is_one():
         raise StackError(f"{folder.path} is not a data folder; nothing was removed")
@@ -570,21 +562,13 @@ def new_admin_key(data_dir: Path | str | None = None) -> Path:
 
 
 def credential_of(service: str, data_dir: Path | str | None = None) -> str:
-    """Return the credential of one of an installation's services, in the form of its setting.
-
-    Raises:
-        BadInputError: there is no installation in the folder, or its secrets cannot be read.
-    """
+    """Return a service's credential, as its setting; ``BadInputError`` if there is no installation, or no secrets."""
     folder = DataFolder(data_dir or default_data_dir()).existing()
     return Identities(folder, os.environ).credential(service).text()
 
 
 def read_status(data_dir: Path | str | None = None) -> StackStatus:
-    """Return what is running in `data_dir`; the state is `stopped` (or `failed`) if nothing is.
-
-    Raises:
-        StackError: the folder belongs to another user.
-    """
+    """Return what runs, `stopped` or `failed` if nothing does; ``StackError``: the folder is another user's."""
     return DataFolder(data_dir or default_data_dir()).status()
 
 

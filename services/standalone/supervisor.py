@@ -156,11 +156,7 @@ class Supervisor:
                     await asyncio.sleep(PROBE_EVERY_S)
 
     async def finish(self, process: Process) -> None:
-        """Run a process that ends by itself, such as a migration.
-
-        Raises:
-            StackError: it failed; the message ends with its last output.
-        """
+        """Run a process that ends by itself, such as a migration; ``StackError`` ends with its last output."""
         child = _Child(process, self)
         try:
             running = await child.spawn()

@@ -51,11 +51,7 @@ class Enrolment:
         return nodes.NodeEnrolment(node_id=node_id, role=spec.role, token=token, expires_at=expires_at)
 
     async def invite(self, spec: nodes.NodeInvitationSpec, admin: Identity) -> nodes.NodeInvitation:
-        """Return what one host needs to join, for a limited time.
-
-        Raises:
-            ProblemError: 409 if hosts cannot join here, or the name is that of a bridge or of a node of `up`.
-        """
+        """Return what a host needs to join, for a time; ``ProblemError``: 409 if none can, or not by this name."""
         if not self._settings.join_url or self._settings.tls_cert is None:
             detail = "Hosts cannot join here: start it by `wattshift up --listen`, or use `wattshift nodes enroll`."
             raise conflict(detail)

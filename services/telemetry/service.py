@@ -243,11 +243,7 @@ class Telemetry:
         return await self.node(node_id)
 
     async def drain_gpu(self, node_id: str, gpu: int, operator: Identity) -> contracts.Node:
-        """Take one GPU out of service: what runs on it continues, and nothing new starts there.
-
-        Raises:
-            ProblemError: 404 if there is no such node or GPU.
-        """
+        """Take a GPU out of service, but for what runs on it; ``ProblemError``: 404 if there is none such."""
         found = next((each for each in (await self.node(node_id)).devices if each.index == gpu and is_gpu(gpu)), None)
         if found is None:
             raise not_found(f"GPU {gpu} on this node")
@@ -257,11 +253,7 @@ class Telemetry:
         return await self.node(node_id)
 
     async def resume_gpu(self, node_id: str, gpu: int, operator: Identity) -> contracts.Node:
-        """Return a GPU to service that was drained, or taken out of it for a fault that is over.
-
-        Raises:
-            ProblemError: 404 if there is no such node or GPU; 409 if the fault lasts.
-        """
+        """Return a GPU to service; ``ProblemError``: 404 if there is none such, 409 if its fault lasts."""
         node = await self.node(node_id)
         if gpu not in {*(each.gpu for each in node.gpu_health), *(each.index for each in node.devices)}:
             raise not_found(f"GPU {gpu} on this node")

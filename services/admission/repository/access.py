@@ -138,11 +138,7 @@ class AccessRepository(Repository):
     async def insert_key(
         self, spec: KeySpec, key_sha256: bytes, user_id: str | None = None, replaced: str | None = None
     ) -> ApiKey:
-        """Store a key by its hash.
-
-        Args:
-            replaced: The key that it replaces, whose use of budgets counts as its own.
-        """
+        """Store a key by its hash; the use of budgets by the key ``replaced`` counts as its own."""
         values: dict[str, Any] = {
             **spec.model_dump(include={"tenant_id", "role", "label", "expires_at", "project"}),
             **{"id": new_id("key"), "key_sha256": key_sha256, "user_id": user_id},

@@ -61,12 +61,7 @@ class CheckedResolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
-        """Return the allowed addresses of a host.
-
-        Raises:
-            ForbiddenAddressError: It has addresses, but none that is allowed.
-            OSError: It has none.
-        """
+        """Return a host's allowed addresses; ``ForbiddenAddressError`` if it has only others, ``OSError`` if none."""
         look_up = partial(socket.getaddrinfo, host, port, family, socket.SOCK_STREAM, 0, socket.AI_ADDRCONFIG)
         found = await asyncio.get_running_loop().run_in_executor(self._executor, look_up)
         allowed = [entry for entry in found if self._rules.allow(str(entry[4][0]), encrypted=self._encrypted)]

@@ -213,11 +213,7 @@ class Webhooks:
 
     @staticmethod
     async def _lock(connection: AsyncConnection, caller: Identity, webhook_id: str) -> webhooks.Webhook:
-        """Return a webhook that the caller may change.
-
-        Raises:
-            ProblemError: 404; 403 for one that an operator created for cluster events.
-        """
+        """Return a webhook that the caller may change; ``ProblemError``: 404, or 403 for one of cluster events."""
         known = found(await WebhookRepository(connection).find(webhook_id, caller.only_tenant, lock=True), "webhook")
         if webhooks.WebhookEvent.NODE_LOST in known.events and not caller.is_operator:
             raise ProblemError(403, ProblemCode.FORBIDDEN, "Only an operator may change a webhook with node.lost.")

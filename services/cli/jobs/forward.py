@@ -77,11 +77,7 @@ def forward(
 
 
 def listener_at(port: int) -> socket.socket:
-    """Return a socket that listens on this machine's loopback address; port 0 picks a free one.
-
-    Raises:
-        CliError: The port is taken.
-    """
+    """Listen on this machine's loopback address; port 0 picks a free one; ``CliError`` if the port is taken."""
     try:
         return socket.create_server(("127.0.0.1", port))
     except OSError as error:
@@ -293,11 +289,7 @@ def _job(gateway: Gateway, job_id: str) -> Any:
 
 
 def _unpacked(archive: IO[bytes], into: Path, what: str, name: str | None = None) -> int:
-    """Unpack an archive, all of it under ``name`` if that is given; return how many files came.
-
-    Raises:
-        CliError: It cannot be unpacked.
-    """
+    """Unpack an archive, under ``name`` if given; return how many files came; ``CliError`` if that cannot be done."""
     archive.seek(0)
     try:
         with tarfile.open(fileobj=archive) as members:

@@ -85,11 +85,7 @@ def job_or_array(gateway: Gateway, word: str) -> str:
 
 
 def job_id(gateway: Gateway, word: str) -> str:
-    """Return the id of the job that ``word`` names. See ``job_or_array``.
-
-    Raises:
-        CliError: It names nothing, several jobs, or an array.
-    """
+    """Return the id of the job that ``word`` names, as ``job_or_array``; ``CliError`` also if it is an array."""
     found = job_or_array(gateway, word)
     if is_array(found):
         array = gateway.get(path_of(found))
@@ -99,11 +95,7 @@ def job_id(gateway: Gateway, word: str) -> str:
 
 
 def array_id(gateway: Gateway, word: str) -> str:
-    """Return the id of the array that ``word`` names. See ``job_or_array``.
-
-    Raises:
-        CliError: It names nothing, several arrays, or a single job.
-    """
+    """Return the id of the array that ``word`` names, as ``job_or_array``; ``CliError`` also if it is a job."""
     found = job_or_array(gateway, word)
     if not is_array(found):
         raise CliError(f"{word!r} is a single job, and no array", EXIT_USAGE)

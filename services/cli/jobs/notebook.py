@@ -139,11 +139,7 @@ def _listening(port: int) -> socket.socket:
 
 
 def _started(gateway: Gateway, job_id: str) -> str:
-    """Wait until the server listens; return its token.
-
-    Raises:
-        CliError: The job ended first, or its port cannot be reached.
-    """
+    """Return the server's token once it listens; ``CliError`` if the job ended first, or cannot be reached."""
     failures = 0
     for _ in _runs(gateway, job_id):
         token: list[bytes] = []

@@ -60,11 +60,7 @@ class Script:
 
 
 def read_script(name: str, text: str) -> Script:
-    """Return a script with its directives.
-
-    Raises:
-        CliError: A directive cannot be split into words, or the script does not name its interpreter.
-    """
+    """Return a script; ``CliError`` if a directive cannot be split into words, or no interpreter is named."""
     name = Path(name).name if name != "-" else "stdin.sh"
     endings = ("", ".sh", ".bash", ".sbatch", ".slurm", ".pbs", ".lsf", ".py")
     if not text.startswith("#!") and Path(name).suffix not in endings:

@@ -24,11 +24,7 @@ class LocalSources:
         self._archives: dict[Path, Archive] = {}
 
     def of_options(self, upload: Path | None, git: str | None, secret: str | None) -> dict[str, Any] | None:
-        """Return the source that options name, if any.
-
-        Raises:
-            CliError: The folder cannot be packed, or the commit cannot be found.
-        """
+        """Return the source that options name, if any; ``CliError`` if it cannot be packed or found."""
         if upload is not None and git is not None:
             raise CliError("--upload and --git: give one of them", EXIT_USAGE)
         if secret is not None and git is None:
@@ -38,11 +34,7 @@ class LocalSources:
         return None if git is None else self._resolved(git, secret, "--git")
 
     def of_document(self, source: Any, folder: Path) -> Any:
-        """Return the source of a spec in a file, in which folders are relative to the file.
-
-        Raises:
-            CliError: See ``of_options``.
-        """
+        """Return the source of a spec in a file, whose folders are relative to it; ``CliError`` as ``of_options``."""
         if not isinstance(source, dict):
             return source
         upload, git = source.get("upload"), source.get("git")
@@ -56,11 +48,7 @@ class LocalSources:
         return source
 
     def send(self, gateway: Gateway) -> None:
-        """Upload the archives that the control plane does not have.
-
-        Raises:
-            CliError: One is too large, or the control plane does not accept it.
-        """
+        """Upload the archives that the control plane lacks; ``CliError`` if it does not accept one."""
         for archive in self._archives.values():
             gateway.send(archive)
 

@@ -248,11 +248,7 @@ def _spec_of(file: Path, entry: Any, folder: Path, at: int | None, sources: Loca
 
 
 def command_words(text: str) -> list[str]:
-    """Return the command that ``--command`` means: its words, or the shell that runs it if it has shell syntax.
-
-    Raises:
-        CliError: A quote is not closed.
-    """
+    """Return the words of ``--command``, or a shell's if it has shell syntax; ``CliError`` if a quote is open."""
     try:
         words = [filled(word) for word in shlex.split(text)]
     except ValueError as error:

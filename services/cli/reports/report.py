@@ -176,11 +176,7 @@ def _check(path: Path) -> None:
 
 
 def fetch(gateway: Gateway, by: str, period: dict[str, str | None], also: Sequence[str] = ()) -> Report:
-    """Return a report with the lines of all pages, as they were at one moment.
-
-    Raises:
-        CliError: The ledger of the period kept changing while the pages were read.
-    """
+    """Return all pages of a report, of one moment; ``CliError`` if the ledger changed all the while."""
     group_by, _, then_by = by.partition(",")
     asked: dict[str, Any] = {"group_by": group_by, "then_by": then_by or None, "limit": PAGE_LINES, **period}
     for _ in range(5):

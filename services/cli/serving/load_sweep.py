@@ -34,11 +34,7 @@ class Level:
         self._is_over = False
 
     def measure(self) -> dict[str, Any]:
-        """Return what was measured in the time after the warm-up.
-
-        Raises:
-            GaveUp: A request failed, or none ended in time.
-        """
+        """Return what was measured after the warm-up; ``GaveUp`` if a request failed, or none ended in time."""
         clients = [threading.Thread(target=self._send, daemon=True) for _ in range(self._at_once)]
         for each in clients:
             each.start()

@@ -25,11 +25,7 @@ def free_port() -> int:
 
 
 def wait_until_ready(server: subprocess.Popen[bytes], port: int, path: str, within_s: float) -> None:
-    """Return once the server answers ``path`` with a status of 2xx.
-
-    Raises:
-        GaveUp: The server ended, or was not ready in time.
-    """
+    """Return once the server answers ``path`` with 2xx; ``GaveUp`` if it ended, or was not ready in time."""
     deadline = time.monotonic() + within_s
     last = "nothing listens"
     while time.monotonic() < deadline:

@@ -88,11 +88,7 @@ def may_share(snapshot: Snapshot, host: int, guest: int) -> bool:
 
 
 def check_sharing(snapshot: Snapshot, starts: list[Start], stopped: set[JobId]) -> None:
-    """Raise unless each of these starts shares a device with one gang that continues to run, and both permit it.
-
-    Raises:
-        PlanError: naming the job.
-    """
+    """Check that each start shares a device with one gang that runs on, both permitting it, or ``PlanError``."""
     jobs = snapshot.jobs
     paired = {job_id for pair in snapshot.shared for job_id in pair}
     on = {placement: job for job, placement in enumerate(jobs.placements) if placement is not None}

@@ -93,11 +93,7 @@ class Division:
 
 
 def by_guarantees(snapshot: Snapshot, ranking: Ranking, preemption: Preemption) -> Division:
-    """Return a policy's ranking with what guarantees require.
-
-    Args:
-        preemption: As used for the plan; with ``NOW`` running jobs compete, too.
-    """
+    """Return a policy's ranking with what guarantees require; with ``NOW`` running jobs compete, too."""
     return _Guarantees(snapshot, ranking, preemption).division()
 
 
@@ -154,11 +150,7 @@ class _Guarantees:
         return self._divided(first)
 
     def _claim(self, at: int, left: Ints) -> None:
-        """Give a job that waits GPUs of its tenant's guarantee, if these are free, or will be once gangs stop.
-
-        Args:
-            left: What is left of guarantees, by tenant; reduced by what the job gets.
-        """
+        """Give a job that waits GPUs that are ``left`` of its guarantee, if they are free, or once gangs stop."""
         job = self._order[at]
         tenant, least = self._tenant.item(job), self._jobs.min_gpus.item(job)
         most = left.item(tenant)

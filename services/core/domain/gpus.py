@@ -107,11 +107,7 @@ def find_gpu_model(name: str) -> GpuModel | None:
 
 
 def gpu_model(name: str) -> GpuModel:
-    """Return a board by its name or an alias.
-
-    Raises:
-        DomainError: no board has that name; the message lists the known ones.
-    """
+    """Return a board by its name or an alias; ``DomainError`` lists the names that are known."""
     found = find_gpu_model(name)
     if found is None:
         raise DomainError(f"unknown GPU model {name!r}; known: {', '.join(GPU_MODELS)}")

@@ -57,11 +57,7 @@ def slice_name(sevenths: int) -> str:
 
 
 def profile_name(board: GpuModel, sevenths: int) -> str:
-    """Return the driver's name of a slice, such as ``2g.10gb``.
-
-    Raises:
-        DomainError: the board cannot be cut, or there is no slice of that size.
-    """
+    """Return the driver's name of a slice, such as ``2g.10gb``; ``DomainError`` if the board has none of that size."""
     memory_gib = mig_memory_gib(board)
     if memory_gib is None or sevenths not in SLICE_SEVENTHS:
         raise DomainError(f"{board.name} has no slice of {sevenths} sevenths")
@@ -69,11 +65,7 @@ def profile_name(board: GpuModel, sevenths: int) -> str:
 
 
 def sevenths_of(name: str) -> int:
-    """Return the size in sevenths of the slice with that name, such as ``2g``.
-
-    Raises:
-        DomainError: there is no such slice.
-    """
+    """Return the size in sevenths of a slice such as ``2g``; ``DomainError`` if there is no such slice."""
     names = {slice_name(size): size for size in SLICE_SEVENTHS}
     if name not in names:
         raise DomainError(f"there is no slice {name!r}; slices are {', '.join(names)}")

@@ -63,11 +63,7 @@ class Topology:
 
 @lru_cache(maxsize=8)
 def read_topology(text: str) -> Topology:
-    """Return what a file says.
-
-    Raises:
-        DomainError: it is malformed; the message names the line.
-    """
+    """Return what a file says; ``DomainError`` if it is malformed; the message names the line."""
     reading = _Reading()
     for number, line in _lines(text):
         try:
@@ -179,11 +175,7 @@ def _checked(name: str, what: str) -> str:
 
 
 def hosts(given: str) -> list[str]:
-    """Return the names of a list such as ``a,b[1-3,07-09]``, as Slurm writes them.
-
-    Raises:
-        DomainError: it is no such list, or has more than ``MOST_NODES``.
-    """
+    """Return the names of a list such as ``a,b[1-3,07-09]``; ``DomainError``: none, or more than ``MOST_NODES``."""
     found: list[str] = []
     rest = _BRACKETS.sub("", given)
     if rest.replace(",", "").strip() or not given.strip():

@@ -68,11 +68,7 @@ class GivenNodes:
     network: Network = field(default_factory=Network)  #: What connects the GPUs
 
     def held_by(self, jobs: GivenJobs) -> Ints:
-        """Return the GPUs that running jobs hold: (n_nodes,).
-
-        Raises:
-            DomainError: they hold more than there are, or GPUs of the wrong model.
-        """
+        """Return the GPUs that running jobs hold: (n_nodes,); ``DomainError`` if there are no such GPUs."""
         held = np.zeros_like(self.gpus)
         for job, shares in enumerate(jobs.held):
             for node, count in shares:
@@ -155,11 +151,7 @@ def allocate(
     method: Method = Method.HEAVY_EDGE,
     report: Report = unreported,
 ) -> Allocation:
-    """Return GPUs, control values and places for the jobs.
-
-    Raises:
-        DomainError: running jobs hold GPUs that do not exist, or of the wrong model.
-    """
+    """Return GPUs, control values and places for the jobs; ``DomainError`` as of ``held_by``."""
     held, choices, misfits = nodes.held_by(jobs), jobs.choices, np.zeros(jobs.choices.gpus.shape, dtype=np.bool_)
     passed = 0.0
     while True:

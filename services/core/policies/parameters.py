@@ -65,21 +65,13 @@ def share(default: float, meaning: str) -> Any:
 
 
 def check_parameters(config: object) -> None:
-    """Check every field of a config against its declaration; call it from ``__post_init__``.
-
-    Raises:
-        PolicyConfigError: a wrong type, a NaN or infinity, or a value out of range, with a JSON pointer to it.
-    """
+    """Check each field of a config, in ``__post_init__``; ``PolicyConfigError`` points at one that is wrong."""
     for declared in describe_parameters(type(config)):
         _check(getattr(config, declared.name), declared, f"/{declared.name}")
 
 
 def build_config(config_type: type[Config], parameters: Mapping[str, object]) -> Config:
-    """Return a config with the given parameters; the others keep their defaults.
-
-    Raises:
-        PolicyConfigError: an unknown key or a bad value, with a JSON pointer to it.
-    """
+    """Return a config with these parameters, and defaults; ``PolicyConfigError`` points at one that is wrong."""
     names = accepted_names(config_type)
     values: dict[str, object] = {}
     for given, value in parameters.items():

@@ -65,12 +65,7 @@ class Bridge:
             await self._talk.keep_looking(self.look)
 
     async def look(self) -> None:
-        """Look once.
-
-        Raises:
-            EngineSilentError: Ray does not answer.
-            ProblemError: The control plane does not answer, or refuses.
-        """
+        """Look once; ``EngineSilentError`` if Ray, ``ProblemError`` if the control plane does not answer."""
         now_s, version = time.monotonic(), self._talk.version
         self._talk.version = ""  # it may be another one when it answers again
         version = version or await self._head.version()

@@ -63,11 +63,7 @@ class Told(NodeMessage):
 
 @asynccontextmanager
 async def listening(address: str, told: Callable[[str, Entry], Told]) -> AsyncGenerator[str]:
-    """Answer entry points until the end of the block; yield the address.
-
-    Raises:
-        OSError: Something else is listening there.
-    """
+    """Answer entry points during the block; yield the address; ``OSError`` if something else listens there."""
 
     async def answer(request: web.Request) -> web.Response:
         try:

@@ -116,11 +116,7 @@ class Commands:
     async def _run(
         self, *command: str, given: str = "", may_fail: bool = False, folder: str | None = None
     ) -> tuple[int, str, str]:
-        """Return a command's exit status and output.
-
-        Raises:
-            EngineSilentError: It cannot be run, does not end in time, or fails although it may not.
-        """
+        """Return a command's exit status and output; ``EngineSilentError`` if it fails, or does not end in time."""
         try:
             process = await asyncio.create_subprocess_exec(
                 *command,

@@ -117,12 +117,7 @@ class Rest(Commands):
             return None
 
     async def _ask(self, method: str, what: str, body: Any) -> Any:
-        """Return the answer to a request in the negotiated version.
-
-        Raises:
-            RestSilentError: There is no usable answer.
-            RestRefusedError: Slurm refuses it.
-        """
+        """Return an answer in the negotiated version; ``RestSilentError`` if none, ``RestRefusedError`` if refused."""
         self._version = self._version or await self._newest()
         status, document = await self._call(method, f"/slurm/v0.0.{self._version}/{what}", body)
         errors: Any = document.get("errors") if isinstance(document, dict) else None

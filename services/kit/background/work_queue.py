@@ -85,11 +85,7 @@ class WorkQueue:
         return await self._store.summary(submitted.id), submitted.is_new
 
     async def find(self, work_id: str, caller: Identity) -> WorkRecord:
-        """Return a piece of work with its problem and result.
-
-        Raises:
-            ProblemError: 404 if there is no such work that the caller may see.
-        """
+        """Return work with its problem and result; ``ProblemError``: 404 if the caller may see none."""
         row = await self._store.find(self._checked(work_id), None if caller.is_operator else caller.tenant_id)
         if row is None:
             raise not_found(self._what)
@@ -121,11 +117,7 @@ class WorkQueue:
         return items, rows[limit - 1]["id"] if len(rows) > limit else None
 
     async def cancel(self, work_id: str, caller: Identity) -> WorkRecord:
-        """Cancel work and return it; cancelling it again changes nothing.
-
-        Raises:
-            ProblemError: 404 if there is no such work that the caller may see, 409 if it has ended otherwise.
-        """
+        """Cancel work, once; return it; ``ProblemError``: 404 if the caller sees none, 409 if it ended otherwise."""
         cancelled = await self._store.cancel(self._checked(work_id), caller)
         row = await self.find(work_id, caller)
         if cancelled:

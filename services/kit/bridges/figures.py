@@ -121,11 +121,7 @@ class NotedControlPlane(ControlPlane):
 
 @asynccontextmanager
 async def shown_at(address: str, metrics: Metrics) -> AsyncGenerator[None]:
-    """Serve the metrics at ``HOST:PORT`` until the end of the block; if that is empty, do not.
-
-    Raises:
-        OSError: Something else listens there.
-    """
+    """Serve the metrics at ``HOST:PORT``, if given, during the block; ``OSError`` if something else listens there."""
     if not address:
         yield
         return

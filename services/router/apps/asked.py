@@ -104,11 +104,7 @@ def is_apps(path: str) -> bool:
 
 
 def read(scope: Scope, *, has_idempotency_key: bool) -> Asked:
-    """Return what is asked of an application.
-
-    Raises:
-        DoorError: 404 if the path names none, 405 for a method that it does not answer.
-    """
+    """Return what is asked of an application; ``DoorError``: 404 if the path names none, 405 for its method."""
     raw: bytes = scope.get("raw_path") or scope["path"].encode()
     method: str = scope["method"]
     match raw.split(b"/"):

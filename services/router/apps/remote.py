@@ -194,11 +194,7 @@ class AssignerLink(LineProtocol):
         self.welcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def connect(self, address: str) -> None:
-        """Connect to the process, which listens at ``HOST:PORT``.
-
-        Raises:
-            OSError: It does not answer, or not as that process.
-        """
+        """Connect to the process at ``HOST:PORT``; ``OSError`` if it does not answer, or not as that process."""
         host, _, port = address.rpartition(":")
         async with asyncio.timeout(CONNECT_S):  # a TimeoutError is an OSError
             await asyncio.get_running_loop().create_connection(lambda: self, host, int(port))

@@ -312,11 +312,7 @@ class Explanations:
         return sum(known) if len(known) == len(means) else None
 
     async def _comparison(self, job_id: str, since: datetime) -> PolicyComparison:
-        """Return what the what-if service has; if it is down, the rest of the answer is not affected.
-
-        Args:
-            since: Since when the job has waited, or held its GPUs.
-        """
+        """Return what the what-if service has of a job that has waited, or run, ``since`` then; it may be down."""
         path, asked = f"/internal/comparisons/{job_id}", {"since": since.isoformat()}
         try:
             return await self._simulator.call(

@@ -32,11 +32,7 @@ def of_round(dry: DryRound, job_id: JobId) -> list[LeverEffect]:
 
 
 def of_ended(ledger: Ledger, spec: JobSpec, unshifted_gco2: float | None) -> list[LeverEffect]:
-    """Return the effects on a job that has ended.
-
-    Args:
-        unshifted_gco2: What its energy would have emitted from submission on, without a pause; None: unknown.
-    """
+    """Return the effects on an ended job; ``unshifted_gco2``: what its energy emits without a pause, if known."""
     row, gangs = ledger.row, ledger.gangs
     if not gangs or not row.energy_j:
         return []

@@ -191,11 +191,7 @@ RESIZES = (Reason.SCALE_OUT.value, Reason.SCALE_IN.value)
 def how_it_runs(
     gang: GangRow, spec: JobSpec, events: Sequence[EventRow], left: Remaining | None, now_s: float, policy: str
 ) -> RunningExplanation:
-    """Return how a job runs, without its next step.
-
-    Args:
-        left: What is left of it; None for a job that is no longer in the snapshot.
-    """
+    """Return how a job runs, without its next step; ``left`` is None if it is no longer in the snapshot."""
     estimate = None if left is None else left.estimate
     seconds = None if estimate is None or estimate.source == "time_limit" else estimate.seconds
     run = RunningExplanation(
@@ -211,11 +207,7 @@ def how_it_runs(
 
 
 def next_step(dry: DryRound, job_id: JobId, due_s: float, ends_at: datetime | None, *, preemptible: bool) -> NextStep:
-    """Return what an active round on the present state would do to a running job.
-
-    Args:
-        due_s: When an active round is due, UTC seconds.
-    """
+    """Return what an active round would do to a running job now; it is due at ``due_s``, UTC seconds."""
     at = datetime.fromtimestamp(max(due_s, dry.snapshot.now_s), UTC)
     stop = next((each for each in dry.plan.actions if isinstance(each, Preempt) and each.job_id == job_id), None)
     if stop is not None and ends_at is not None and ends_at < at:

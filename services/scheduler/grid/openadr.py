@@ -285,11 +285,7 @@ def _instant(text: str | None) -> datetime | None:
 
 
 def duration_s(text: str) -> float:
-    """Return an ISO 8601 duration in seconds, ``LONGEST_S`` at most: ``P9999Y`` stands for one without an end.
-
-    Raises:
-        ValueError: It is none.
-    """
+    """Return an ISO 8601 duration in seconds, ``LONGEST_S`` at most: ``P9999Y`` has no end; ``ValueError`` if none."""
     found = _DURATION.fullmatch(text)
     if found is None or text.upper() in ("P", "PT"):
         raise ValueError(f"{text!r} is no ISO 8601 duration")

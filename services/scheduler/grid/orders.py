@@ -90,11 +90,7 @@ class GridOrders:
             return amended
 
     async def withdraw(self, order_id: str, caller: Identity) -> grid.GridOrder:
-        """Withdraw an order; one that is withdrawn stays so.
-
-        Raises:
-            ProblemError: 404 if there is none, 409 if it has ended.
-        """
+        """Withdraw an order, if it stands; ``ProblemError``: 404 if there is none, 409 if it has ended."""
         async with self._database.transaction() as connection:
             await _own(connection, order_id, caller)
             if await orders.withdraw(connection, order_id):

@@ -65,11 +65,7 @@ class Ingest:
         self._clock = DatabaseClock(settings.lease_margin_s, begins_unsure=settings.node_return_s > 0)
 
     async def look(self, now_s: float) -> Ingested:
-        """Fold everything reported so far; return what changed.
-
-        Args:
-            now_s: Any steady clock, seconds; only for spacing repeated commands.
-        """
+        """Fold everything reported; return what changed; ``now_s``, by any steady clock, spaces repeated commands."""
         lost = await self._lose_nodes_unless_unheard(now_s)
         async with self._database.transaction("repeatable_read", readonly=True) as connection:
             live = await gangs.live(connection)

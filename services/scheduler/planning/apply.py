@@ -76,11 +76,7 @@ class Said:
         )
 
     def new(self, holds: Sequence[plans.Hold], bound: Mapping[JobId, tuple[NodeId, ...]]) -> list[Waiting]:
-        """Return the holds that differ from what is stored; of a hundred thousand nearly all are the same.
-
-        Args:
-            bound: The nodes of jobs that have to wait for them.
-        """
+        """Return the holds that differ from what is stored, nearly none; ``bound``: nodes that jobs must wait for."""
         reasons, expected_s = self.reasons, self.expected_s
         closed: dict[str, str] = {}
         if self.rows and self.rows.away:
@@ -274,11 +270,7 @@ async def _start(
 def _checked_slices(
     starts: Sequence[plans.Start], hosts: Mapping[str, gangs.Host], seen: Snapshot
 ) -> dict[tuple[str, int], str]:
-    """Return the UUIDs of the slices that starts get, by node and device.
-
-    Raises:
-        StalePlanError: a node has another slice there by now, or none.
-    """
+    """Return the UUIDs of starts' slices by node and device; ``StalePlanError`` if a node has others by now."""
     ids, found = seen.nodes.ids, dict[tuple[str, int], str]()
     planned = {(ids[unit.node], unit.device): unit.uuid for unit in seen.slice_units}
     for share in (share for start in starts for share in start.placement.shares) if planned else ():

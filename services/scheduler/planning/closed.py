@@ -17,11 +17,7 @@ _SHOWN = 3
 
 
 def closed_to(rows: ClusterRows, job_ids: Iterable[str]) -> dict[str, str]:
-    """Return, in words, which nodes would have to take work for jobs to run, except jobs that even these could not.
-
-    Args:
-        job_ids: Jobs for which it has no node.
-    """
+    """Return, in words, which nodes would have to take work for jobs that have no node, if any would do."""
     if not rows.away or not (wanted := {*job_ids}):
         return {}
     said: dict[tuple[object, ...], str] = {}

@@ -121,11 +121,7 @@ class LiveView:
         return Cluster.of(live.rows, self._hook.covers)
 
     def snapshot(self, live: Live, trigger: Trigger, *, at_rest: bool = False) -> Snapshot:
-        """Return the snapshot of a round; this is slow with many jobs, so call it in a thread.
-
-        Args:
-            at_rest: Whether what is drawn now is wanted in it.
-        """
+        """Return a round's snapshot, in a thread: it is slow with many jobs; ``at_rest``: with what is drawn now."""
         return snapshot_of(
             *(live.rows, self.cluster(live), trigger, live.outlooks, self.settings, self._curves, live.predictions),
             at_rest=at_rest,

@@ -52,11 +52,7 @@ class PowerHook(Protocol):
         ...
 
     async def set_power(self, target: Target, *, on: bool) -> None:
-        """Power a node up or down; a node that is already in the requested state is left unchanged.
-
-        Raises:
-            HookError: it was not done, or the outcome is unknown.
-        """
+        """Power a node up or down, unless it is; ``HookError`` if it was not done, or the outcome is unknown."""
         ...
 
 
@@ -148,11 +144,7 @@ class IpmiHook:
     """Speaks to management controllers through pyghmi; the power state is read back before it counts as done."""
 
     def __init__(self, controllers: dict[str, Controller], time_limit_s: float) -> None:
-        """Take the controllers by node.
-
-        Raises:
-            DomainError: pyghmi is not installed, or a password is not where it is said to be.
-        """
+        """Take the controllers by node; ``DomainError`` if pyghmi or a password is not there."""
         if importlib.util.find_spec("pyghmi") is None:
             raise DomainError("SCHEDULER_NODE_POWER=ipmi needs pyghmi: pip install 'wattshift-control-plane[ipmi]'")
         for node_id, controller in controllers.items():
@@ -168,11 +160,7 @@ class IpmiHook:
         return node_id in self._controllers
 
     async def set_power(self, target: Target, *, on: bool) -> None:
-        """Switch the chassis.
-
-        Raises:
-            HookError: the controller is unknown, does not answer, or the state read back is not the requested one.
-        """
+        """Switch the chassis; ``HookError`` if its controller does not answer, or reads back another state."""
         controller = self._controllers.get(target.node_id)
         if controller is None:
             raise HookError("SCHEDULER_NODE_POWER_FILE names no controller of the node")
@@ -191,11 +179,7 @@ class IpmiHook:
 
 
 def read_controllers(path: Path) -> dict[str, Controller]:
-    """Return the controllers a TOML file names: one table ``nodes.NAME`` each, on top of ``defaults``.
-
-    Raises:
-        DomainError: the file cannot be read, or is not valid.
-    """
+    """Return the controllers of a TOML file's tables ``nodes.NAME``, on top of ``defaults``; or ``DomainError``."""
     try:
         listed = _Controllers.model_validate(tomllib.loads(decoded(path.read_bytes())))
         return {name: Controller.model_validate(listed.defaults | entry) for name, entry in listed.nodes.items()}

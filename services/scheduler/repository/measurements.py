@@ -140,11 +140,7 @@ async def lock_measurable(connection: Connection, job_ids: Sequence[str]) -> lis
 async def begin(
     connection: Connection, gang: MeasurableGang, gpu_model: str, control: str, values: list[float], window_s: float
 ) -> bool:
-    """Begin a measurement; return whether its gang had none yet.
-
-    Args:
-        values: Those of the control to try, the default first, each for at most ``window_s``.
-    """
+    """Begin to measure ``values``, the default first, for ``window_s`` each; return whether that is new."""
     measured = gang.id, gang.job_id, gang.kind, gpu_model, control, gang.gpus, len(gang.shares)
     return await connection.fetchval(BEGIN, *measured, values, window_s) is not None
 

@@ -141,11 +141,7 @@ class NewPlan(NamedTuple):
 
 
 async def state(connection: Connection, known_version: int | None = None) -> State:
-    """Return the state that a round starts from; ``prepare`` has run before.
-
-    Args:
-        known_version: The version whose memory the caller already has.
-    """
+    """Return the state that a round starts from, after ``prepare``, without the memory of ``known_version``."""
     found = await fetch_row(connection, State, STATE, known_version)
     assert found is not None
     return found

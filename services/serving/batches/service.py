@@ -189,11 +189,7 @@ class Batches:
             return await queries.batches.find(caller.tenant_id, batch_id)
 
     async def cancel(self, caller: Identity, batch_id: str) -> batches.Batch:
-        """Have a batch end; what is answered already is in its files.
-
-        Raises:
-            ProblemError: 404, or 409 if it has ended or is ending.
-        """
+        """Have a batch end; its files keep what is answered; ``ProblemError``: 404, or 409 if it ends or has ended."""
         async with self._repository.writing() as queries:
             is_done = await queries.batches.cancel(caller.tenant_id, batch_id)
             found = await queries.batches.find(caller.tenant_id, batch_id)

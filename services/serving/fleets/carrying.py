@@ -20,11 +20,7 @@ log = Log(__name__)
 
 
 def progress_of(wanted: Counter[Kind], plan: PlanRecord, fleet: FleetState) -> Progress:
-    """Return the initial progress of bringing up some instances, preferring to cut GPUs on which little runs.
-
-    Raises:
-        DomainError: The GPUs cannot hold the instances.
-    """
+    """Return how to bring up instances, first on GPUs where little runs; ``DomainError`` if they have no room."""
     sizes = {gpu: fleet.gpus[gpu].sizes for gpu in plan.basis.gpus}
     layouts = layouts_for(wanted, sizes, Counter(each.gpu for each in fleet.instances))
     after = assign(layouts, wanted, sizes, fleet.record.assignment)

@@ -70,11 +70,7 @@ class Fleets(Named[FleetRecord, apps.Fleet]):
             raise conflict(f"Applications use fleet {record.name}; delete them first: {names}.")
 
     async def plans(self, name: str, query: PageQuery, caller: Identity) -> apps.FleetPlanList:
-        """Return one page of a fleet's plans, newest first.
-
-        Raises:
-            ProblemError: 404 if there is no fleet that the caller may see, 422 for an invalid cursor.
-        """
+        """Return a page of a fleet's plans, newest first; ``ProblemError``: 404, or 422 for the cursor."""
         async with self._repository.reading() as queries:
             await queries.fleets.find(name, caller)
             found = await queries.fleets.plans(name, read_cursor(query.cursor, ANY_ID), query.limit + 1)
@@ -167,11 +163,7 @@ class Apps(Named[AppRecord, apps.App]):
         await super()._replace(queries, record, spec, caller)
 
     async def instances(self, name: str, query: InstanceQuery, caller: Identity) -> apps.AppInstanceList:
-        """Return one page of an application's instances, newest first.
-
-        Raises:
-            ProblemError: 404 if there is none that the caller may see, 422 for an invalid cursor.
-        """
+        """Return a page of an application's instances, newest first; ``ProblemError`` as of a fleet's ``plans``."""
         before = read_cursor(query.cursor, ANY_ID)
         async with self._repository.reading() as queries:
             app = await queries.apps.find(name, caller)

@@ -46,11 +46,7 @@ def intensity_of(forecast: IntensityForecast, from_s: float, steps: int = STEPS_
 
 
 def check_signals(spec: PoolSpec, intensity: Mapping[str, PlaceIntensity]) -> None:
-    """Refuse to compare places by different signals.
-
-    Raises:
-        DomainError: The objective is carbon, and the places' intensities do not all measure the same thing.
-    """
+    """Refuse, by a ``DomainError``, to compare the carbon of places whose signals differ."""
     of_signal = {found.signal: place for place, found in reversed(list(intensity.items()))}
     if spec.objective == "carbon" and len(of_signal) > 1:
         said = " and ".join(f"{place} has {signal}" for signal, place in sorted(of_signal.items()))

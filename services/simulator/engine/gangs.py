@@ -55,11 +55,7 @@ class Gangs:
         foresight: Foresight | None,
         tunes: Bools | None,
     ) -> None:
-        """Take the objects that gangs act on.
-
-        Args:
-            tunes: (n_jobs,) the jobs whose batch follows the gang; None: no job's does.
-        """
+        """Take the objects that gangs act on; ``tunes``: (n_jobs,) whose batch follows the gang, None for none."""
         self.now_s = self.power_w = self.lost_gpu_s = 0.0
         self.stopped_gpus = 0  #: The GPUs of gangs that were stopped before their end, each stop counted
         self.integrals = [0.0] * len(nodes.zones)  #: The intensity of each zone's grid integrated up to ``now_s``

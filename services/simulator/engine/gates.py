@@ -18,11 +18,7 @@ class Turns:
     """Which jobs of a workload may be shown; rows are those of the workload."""
 
     def __init__(self, workload: Workload, runnable: Sequence[int]) -> None:
-        """Prepare for the jobs in rows ``runnable``; other jobs are not waited for.
-
-        Raises:
-            DomainError: Jobs wait for each other in a circle.
-        """
+        """Prepare for jobs in rows ``runnable``, waiting for no others; ``DomainError`` if they wait in a circle."""
         gates = workload.gates
         assert gates is not None
         self._ids, self._array, self._room = workload.ids, gates.array, dict(gates.max_running)

@@ -222,11 +222,7 @@ def _cells(line: str, delimiter: str) -> list[str]:
 
 
 def number(text: str, column: str) -> float:
-    """Return a cell as a number, NaN if it is empty.
-
-    Raises:
-        ValueError: It is not a number; the message names the column.
-    """
+    """Return a cell as a number, NaN if it is empty; ``ValueError`` names its column if it is not a number."""
     if not text.strip():
         return math.nan
     try:
@@ -246,11 +242,7 @@ def whole(text: str, column: str) -> int:
 
 
 def utc_s(text: str, column: str = "time") -> float:
-    """Return an ISO 8601 time as UTC seconds; one without a zone is UTC.
-
-    Raises:
-        ValueError: It is not one; the message names the column.
-    """
+    """Return an ISO 8601 time, UTC without a zone, as UTC seconds; ``ValueError`` names its column if it is none."""
     try:
         moment = datetime.fromisoformat(text.strip())
     except ValueError:
@@ -259,11 +251,7 @@ def utc_s(text: str, column: str = "time") -> float:
 
 
 def moment_s(text: str, column: str = "time") -> float:
-    """Return a time as UTC seconds: ISO 8601, or seconds or milliseconds since 1970.
-
-    Raises:
-        ValueError: It is neither; the message names the column.
-    """
+    """Return UTC seconds of ISO 8601, or of seconds or milliseconds since 1970; ``ValueError`` names the column."""
     try:
         moment = decimal(text)
     except ValueError:
@@ -276,11 +264,7 @@ def moment_s(text: str, column: str = "time") -> float:
 
 
 def date_s(text: str, column: str = "time") -> float:
-    """Parse a time like ``moment_s``, but reject numbers too small to be a date since 1970.
-
-    Raises:
-        ValueError: It is not such a time; the message names the column.
-    """
+    """Return a time as ``moment_s``, but of no number too small for a date; ``ValueError`` names its column."""
     found = moment_s(text, column)
     if found < LEAST_SECONDS and _NUMBER.fullmatch(text.strip()):
         raise ValueError(f"{column} is a number of neither seconds nor milliseconds since 1970")

@@ -55,11 +55,7 @@ class Application:
         return int(np.argmax(self.accuracy))
 
     def base(self, gpus: int) -> ConfigGraph:
-        """Return the default configuration: the best variant on every GPU, uncut.
-
-        Raises:
-            DomainError: the best variant does not run on a whole GPU.
-        """
+        """Return the default: the best variant on every GPU, uncut; ``DomainError`` if it does not run there."""
         if not self.fits[self.best_variant, -1]:
             raise DomainError(f"variant {self.variants[self.best_variant]} does not run on a whole GPU (7g)")
         weights = np.zeros(self.service_s.shape, dtype=np.int64)

@@ -42,11 +42,7 @@ LAYOUTS: tuple[tuple[int, ...], ...] = (
 
 
 def counts_of(slices: Sequence[int]) -> SliceCounts:
-    """Return how many slices of each type there are in a list of sizes in sevenths.
-
-    Raises:
-        DomainError: a size is not a slice type.
-    """
+    """Return how many slices of each type there are among sizes in sevenths; ``DomainError`` for another size."""
     found = Counter(slices)
     if unknown := sorted(set(found) - set(SLICES)):
         raise DomainError(f"there is no slice of {unknown[0]}g; slices are {', '.join(f'{size}g' for size in SLICES)}")

@@ -43,11 +43,7 @@ def optimum(
     intervals: int = INTERVALS,
     report: Report = unreported,
 ) -> Optimum | None:
-    """Return the bound and the configurations that may reach it; None if no configuration keeps the limits.
-
-    Args:
-        intervals: Number of intervals of rests; more make the bound tighter.
-    """
+    """Return the bound and what may reach it, tighter with more ``intervals``; None if nothing keeps the limits."""
     found: list[tuple[float, ConfigGraph]] = []
     bound = -np.inf
     for at, rest_s in enumerate(_rests_s(application, gpus, rate_per_s, intervals)):

@@ -216,11 +216,7 @@ def learned_clock(
     idle_w: float = 0.0,
     config: MiadConfig = MiadConfig(),
 ) -> float:
-    """Return the next clock of an instance, MHz: the model's where it can be trusted, else MIAD's.
-
-    Raises:
-        DomainError: the capacity is below 1.
-    """
+    """Return an instance's next clock, MHz: the model's, else MIAD's; ``DomainError`` if the capacity is below 1."""
     if capacity < 1:
         raise DomainError(f"an instance decodes at least one request, not {capacity}")
     if learner.fitted is None or learner.unused(sample, limits) is not None:

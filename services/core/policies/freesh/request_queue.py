@@ -93,11 +93,7 @@ class RequestQueue:
         return sum(len(line.heap) - line.markers for (_, _, is_late), line in self._lines.items() if is_late)
 
     def push(self, request: ServingRequest) -> bool:
-        """Add a request; return False, with nothing changed, if the queue is full.
-
-        Raises:
-            DomainError: a request with this id is already waiting.
-        """
+        """Add a request; return False if the queue is full; ``DomainError`` if one with this id is waiting already."""
         if self.capacity is not None and len(self._waiting) >= self.capacity:
             return False
         self.requeue(request)

@@ -22,11 +22,7 @@ class JobFormat(Protocol):
         ...
 
     def read(self, lines: Iterable[str], jobs: Collector) -> None:
-        """Hand every row to the collector, or drop it with a reason.
-
-        Raises:
-            TraceFormatError: The file is in another format.
-        """
+        """Hand every row to the collector, or drop it with a reason; ``TraceFormatError`` for another format."""
         ...
 
 
