@@ -299,5 +299,5 @@ def _arrange(pool: Pool) -> None:
     for name in names:
         own = [each for each in pool.servers if each.spec.request_class in (name, None)]
         pool.by_class[name] = own or pool.servers
-        for server in pool.by_class[name]:
+        for server in pool.servers:  # also those of other classes: for some requests no other may do
             server.lanes.append(f"{pool.spec.name}\n{name}")

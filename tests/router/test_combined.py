@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -111,3 +113,36 @@ async def test_a_shared_pool_shares_no_server_that_its_tenant_keeps_to_itself(st
         assert (await router.ask(json={"model": "base", "messages": []})).status_code == 200
         refused = await router.ask(json={"model": "base", "messages": []}, key=a_key("umbra"))
         assert error_of(refused) == (404, "model_not_found")
+
+
+@pytest.mark.parametrize("why", ["accuracy", "owner"])
+async def test_who_may_only_go_to_a_server_of_another_class_gets_it_once_it_has_room(why: str) -> None:
+    pool = {"pool": "chat", "tenant_id": "acme", "location": "here", "state": "ready", "capacity": 1}
+    rows = [
+        {"id": "endpoint:rough", "url": "http://127.0.0.1:1", "request_class": "SS", "accuracy_pct": 60, **pool},
+        {"id": "fine", "url": "http://127.0.0.1:2", "request_class": "LL", "accuracy_pct": 90, **pool},
+    ]
+    if why == "owner":
+        rows[0] |= {"pool": None, "models": ["base"], "tenant_id": "acme"}
+    classes = [RoutedClass(name=each) for each in CLASSES]
+    spec = {"name": "chat", "tenant_id": "acme", "tenants": ["umbra"], "models": ["base"], "classes": classes}
+    table = {"made_at": datetime(2026, 1, 1, tzinfo=UTC), "pools": [spec], "servers": rows}
+    fleet, lanes = Fleet(), Lanes(LaneRules())
+    fleet.adopt(RoutingTable.model_validate(table))
+    caller = Identity(tenant_id="umbra", key_id="k", role=Role.USER)
+    known = fleet.pools["chat"]
+    lane = lanes.of(known, "SS")
+    asks = {"asks": ("base", caller), "is_mixed": known.is_mixed, "least_accuracy_pct": 80.0 * (why == "accuracy")}
+    first, second = (
+        Ticket(ServingRequest(name, 0.0, 10.0, tenant="umbra"), 60.0, {}, Work(10, 10.0), **asks) for name in "ab"
+    )
+    server = await lane.take(first, 60.0)
+    assert server.id == "fine"
+    waits = asyncio.ensure_future(lane.take(second, 60.0))
+    await asyncio.sleep(0)
+    lane.leave(first, server)
+    lanes.room_at(server)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert waits.done(), "it waits beside a server that would take it"
+    assert (await waits).id == "fine"

@@ -109,7 +109,7 @@ KEPT = frozenset(
     for name, known in {
         "RouterSettings": ("__dict__", "__pydantic_fields_set__", "network_ms"),
         "Dispatcher": ("_network_s", "_usual_network_s"),
-        "Fleet": ("servers", "pools", "_by_model"),
+        "Fleet": ("servers", "pools"),
         "Pool": ("servers", "by_class"),
         "Server": ("lanes", "_refused"),
         "Lanes": ("_lanes",),
