@@ -501,6 +501,21 @@ async def test_no_text_in_a_file_keeps_other_batches_from_ending(place: Place, w
     assert {(await place.batches.find(CALLER, each)).status for each in poisoned} <= {"failed", "completed"}
 
 
+async def sent_to(answered: bytes) -> Sent:
+    """Send a line to a router that answers with these bytes."""
+
+    async def answer(_: asyncio.StreamReader, out: asyncio.StreamWriter) -> None:
+        out.write(answered)
+        await out.drain()
+        out.close()
+
+    claimed = ClaimedLine("batch_1", 1, 1, "a", MODEL, "{}", 0)
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server, aiohttp.ClientSession() as session:
+        port = server.sockets[0].getsockname()[1]
+        sender = Sender(session, f"http://127.0.0.1:{port}", tokens("router", issuer="serving"))
+        return await sender.send(claimed, "/v1/chat/completions", CALLER, "here")
+
+
 HEADERS = [
     b"retry-after: \xb2",
     b"retry-after: nan",
@@ -515,19 +530,19 @@ HEADERS = [
 async def test_no_answer_makes_sending_raise(header: bytes, status: int) -> None:
     """What a line's task raised was never asked for, and the line was awaited until its batch expired."""
 
-    async def answer(_: asyncio.StreamReader, out: asyncio.StreamWriter) -> None:
-        out.write(b"HTTP/1.1 %d X\r\ncontent-length: 2\r\nconnection: close\r\n%s\r\n\r\n{}" % (status, header))
-        await out.drain()
-        out.close()
-
-    claimed = ClaimedLine("batch_1", 1, 1, "a", MODEL, "{}", 0)
-    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server, aiohttp.ClientSession() as session:
-        port = server.sockets[0].getsockname()[1]
-        sender = Sender(session, f"http://127.0.0.1:{port}", tokens("router", issuer="serving"))
-        sent = await sender.send(claimed, "/v1/chat/completions", CALLER, "here")
+    sent = await sent_to(b"HTTP/1.1 %d X\r\ncontent-length: 2\r\nconnection: close\r\n%s\r\n\r\n{}" % (status, header))
     assert sent.outcome.state == {200: "succeeded", 400: "failed", 429: "waiting"}[status]
     assert (sent.outcome.energy_j, sent.outcome.carbon_gco2, sent.retry_after_s) in [(0.0, 0.0, None), (0.0, 0.0, 1.0)]
     assert sent.outcome.result is None or json.loads(sent.outcome.result)["response"]["status_code"] == status
+
+
+@pytest.mark.parametrize(
+    ("header", "state"), [(b"x-wattshift-location: here", "failed"), (b"x-other: here", "waiting")], ids=ascii
+)
+async def test_that_a_server_does_not_have_what_is_asked_is_its_answer(header: bytes, state: str) -> None:
+    """A server without an endpoint says 404 each time: lines for it were sent again until their batch expired."""
+    sent = await sent_to(b"HTTP/1.1 404 X\r\ncontent-length: 2\r\nconnection: close\r\n%s\r\n\r\n{}" % header)
+    assert (sent.outcome.state, sent.retry_after_s is None) == (state, state == "failed")
 
 
 async def test_a_model_whose_lines_cannot_be_sent_keeps_those_of_no_other_back(

@@ -68,7 +68,7 @@ def _read(line: ClaimedLine, status: int, headers: Mapping[str, str], content: b
     if status in NO_ROOM:
         after = headers.get("retry-after", "1")
         return Sent(Outcome(line, "waiting"), _number(after, 1.0))
-    if status in (401, 404):
+    if status in (401, 404) and "x-wattshift-location" not in headers:  # else it is a server that says so
         log.warning(
             "batches.line_not_known", line=line.id, status=status, answer=content[:200].decode(errors="replace")
         )
