@@ -301,8 +301,9 @@ class Scheduler:
         self._still_open = await look(self._database)
 
     async def _fold_measurements(self) -> int:
-        if (measured := await self._measuring.look()) or self._points_unread:
-            self._points_unread = await refit(self._database)
+        unread, self._points_unread = self._points_unread, True  # whatever fails here: they are read another time
+        measured = await self._measuring.look()
+        self._points_unread = bool(measured or unread) and await refit(self._database)
         return measured
 
     def _has_no_room(self) -> bool:

@@ -23,6 +23,7 @@ from services.core.cycle.gates import Withheld
 from services.core.cycle.snapshot import Trigger
 from services.core.domain.errors import PolicyConfigError
 from services.core.domain.reasons import Reason
+from services.db.database import Database
 from services.kit.tasks import end_tasks
 from services.scheduler import loop as scheduler_loop
 from services.scheduler.loop import LATE_AFTER_S, Scheduler
@@ -259,6 +260,8 @@ class _Process:
         await self.state.ask(lambda: None)
         yield self
 
+    run: Any = Database.run
+
     async def execute(self, statement: Any, *arguments: Any) -> None:
         """Do what stands in for a statement."""
         await statement(self, *arguments)
@@ -384,7 +387,7 @@ def _decide(policy: _Policy, snapshot: Any, memory: int) -> Any:
     return SimpleNamespace(plan=SimpleNamespace(look_again_s=look_again_s), memory=memory + draw(2))
 
 
-async def _apply(of: _Process, decided: Decided, *_: Any) -> Applied:
+async def _apply(of: _Process, decided: Decided, *_: Any, **__: Any) -> Applied:
     """Write a plan, in the place of ``apply``."""
     state, snapshot, draw = of.state, cast(Any, decided.snapshot), of.state.simulation.choices.below
     if of.note is not None and snapshot.trigger is Trigger.ACTIVE:
