@@ -478,7 +478,7 @@ class Gangs:
         """Give a gang that may start its devices, if they are free."""
         if gang.state is not RankState.STARTING or not gang.named or gang.holding or gang.start is None:
             return
-        if shim.clock() > self.deadline - self._lease_s * _LATEST_START:
+        if self._is_late():
             return
         beside = 0
         for other in self:
@@ -490,16 +490,22 @@ class Gangs:
             return
         gang.holding = True
 
+    def _is_late(self) -> bool:
+        """Return whether the lease is over or nearly so: what is started now would be ended again at once."""
+        return shim.clock() > self.deadline - self._lease_s * _LATEST_START
+
     async def _launch(self, gang: Gang) -> None:
         if gang.start is None:
             return
+        fetching = asyncio.ensure_future(self._fetch(gang.start, gang.folder.path))
         try:
-            inputs = await self._fetched(gang, gang.start)
-            if inputs is None:
+            if not await self._may_go_on(gang, fetching):
                 return
-            prepare = self._launcher.prepare
+            prepare, inputs = self._launcher.prepare, fetching.result()
             with traces.span("gang.start", gang.traceparent, allocation_id=gang.allocation_id):
                 launch = await asyncio.to_thread(prepare, gang.start, gang.folder, gang.token, inputs)
+                if not await self._may_go_on(gang, fetching):  # that took long, or this process stood still
+                    return
                 gang.shim = gang.folder.launch(launch, self.deadline, self._lease_s)
                 log.info("gang.started", allocation_id=gang.allocation_id, shim=gang.shim.pid)
         except InputError as error:
@@ -513,25 +519,23 @@ class Gangs:
             cause, detail = EndedBy.REFUSED, f"it cannot be started: {error!r}"[:500]
         else:
             return
+        finally:
+            fetching.cancel()
         try:
             self._end_unstarted(gang, _REFUSED_CODE, cause, detail)
         except OSError as error:  # a full disk: the next look ends it, as one whose shim is dead
             log.error("gang.end_not_written", allocation_id=gang.allocation_id, error=str(error))
         self._on_change()
 
-    async def _fetched(self, gang: Gang, start: StartGang) -> Inputs | None:
-        """Return what a gang needs, None if it was stopped meanwhile and is over; ``InputError`` if it is not there."""
-        fetching = asyncio.ensure_future(self._fetch(start, gang.folder.path))
-        try:
-            while not fetching.done():
-                if (cause := self._reason_to_give_up(gang)) is not None:
-                    self._end_unstarted(gang, _SIGTERM_CODE, cause, gang.detail or "stopped before it started")
-                    self._on_change()
-                    return None
-                await asyncio.wait([fetching], timeout=_LOOK_S)
-            return fetching.result()
-        finally:
-            fetching.cancel()
+    async def _may_go_on(self, gang: Gang, fetching: asyncio.Future[Inputs]) -> bool:
+        """Wait for what a gang needs and a lease that lasts; return False if it was stopped meanwhile, and is over."""
+        while not fetching.done() or (self._is_late() and not fetching.exception()):
+            if (cause := self._reason_to_give_up(gang)) is not None:
+                self._end_unstarted(gang, _SIGTERM_CODE, cause, gang.detail or "stopped before it started")
+                self._on_change()
+                return False
+            await (asyncio.sleep(_LOOK_S) if fetching.done() else asyncio.wait([fetching], timeout=_LOOK_S))
+        return True
 
     def _reason_to_give_up(self, gang: Gang) -> EndedBy | None:
         """Return why a gang in preparation must not start any more; None if it may."""

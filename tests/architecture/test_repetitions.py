@@ -135,7 +135,7 @@ LOOPS: dict[str, Pace | Until | Retry] = {
     "gpu_agent/kept_files.py::KeptFiles._events": Until("the archive's end, or the longest time of a session"),
     "gpu_agent/exec_sessions.py::ExecSession._read": Until("the session has ended: `_exited`"),
     "gpu_agent/gangs.py::Gangs.stop_all": Until("`deadline`"),
-    "gpu_agent/gangs.py::Gangs._fetched": Until("`_reason_to_give_up`"),
+    "gpu_agent/gangs.py::Gangs._may_go_on": Until("`_reason_to_give_up`"),
     "gpu_agent/inputs.py::Fetcher._asked": Retry(
         "the gang's: it is given up after `start_timeout_s`", "`pauses`", "`input.not_fetched`; `start_failed`"
     ),

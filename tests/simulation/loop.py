@@ -9,6 +9,7 @@ the next timer when nothing else is to be done, or when a choice says that every
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import functools
 import gc
 import heapq
@@ -149,6 +150,15 @@ class Process:
         """End it between two steps, as ``kill -9`` does: no ``finally`` and no callback of its runs any more."""
         self._loop.dead.add(self)
 
+    def stand_still(self, length_s: float) -> None:
+        """Do nothing for a while, as a process does that is stopped, and then go on between the same two steps."""
+        if self not in self._loop.still:
+            self._loop.still[self] = []
+            self._loop.call_later(length_s, self._go_on, context=contextvars.Context())
+
+    def _go_on(self) -> None:
+        self._loop._ready.extend(self._loop.still.pop(self, []))  # type: ignore[attr-defined]
+
 
 class SimulatedLoop(asyncio.BaseEventLoop):
     """The loop; ``Simulation`` runs it.
@@ -156,6 +166,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     Attributes:
         steps: Callbacks run so far.
         dead: Processes that were killed.
+        still: Processes that stand still, each with what is ready in it.
         lacks_threads: How often a thread cannot be started.
         sockets: What connects to each Unix socket, by its path.
         has_cut: Whether a connection was cut.
@@ -176,6 +187,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self.steps = 0
         self._threads: list[tuple[Process | None, Callable[..., Any]]] = []
         self.dead: set[Process] = set()
+        self.still: dict[Process, list[Any]] = {}
         self.lacks_threads = 0.0
         self.has_cut = False
         self.refused_at: set[int] = set()
@@ -240,6 +252,9 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         else:
             raise BreachError("everything ends", "nothing is ready and no timer is set, but the run is not over")
         if handle._cancelled or (self.dead and handle._context.get(_PROCESS) in self.dead):
+            return
+        if self.still and (waiting := self.still.get(handle._context.get(_PROCESS))) is not None:
+            waiting.append(handle)
             return
         self.steps += 1
         handle._run()

@@ -94,6 +94,8 @@ SETTLED_S = 20.0
 CLOCK_SET_S = meter._CLOCK_STEP_S
 SLEWS_S, STEPS_S = (0.3, -0.3, 0.7, -0.7), (5.0, -5.0, 40.0)
 """By how much the host's clock is set: by less than what intervals take for a set clock, and by more."""
+STALLS_S = (5.7, 9.0, 5.2, 3.0)
+"""For how long an agent stands still: less than a lease, or longer."""
 STEPS = 20_000
 FAILS_S = 3.0
 """At times, whoever asks devices in vain does so for so long."""
@@ -175,6 +177,8 @@ class _Shims:
         clock: Of the host.
         drawn: What its devices drew.
         most_ahead_s: By how much it was ever ahead or behind.
+        stalls: How often an agent stands still where it does most harm.
+        stood_s: For how long its agent stood still at most.
     """
 
     simulation: Simulation
@@ -194,6 +198,8 @@ class _Shims:
     boots: list[float] = field(default_factory=list[float])
     clock: Clock = field(default_factory=Clock)
     most_ahead_s: float = 0.0
+    stalls: float = 0.0
+    stood_s: float = 0.0
     drawn: Drawn = field(init=False)
     beginning: _Judged | None = None
     _pids: Iterator[int] = field(default_factory=lambda: itertools.count(1_000))
@@ -379,8 +385,28 @@ class _Shims:
             take(gangs, gang)
             may = left_s >= LEAST_LEASE_S or had or not gang.holding
             self.simulation.check("who gets devices has time to start", may, f"{gang.allocation_id}: {left_s:.2f} s")
+            if gang.holding and not had:
+                self.may_stall()
 
         return judge
+
+    def answered(self, answer: Any) -> Any:
+        """Return how an agent takes a heartbeat's answer, after which it may stand still."""
+
+        def take(gangs: Gangs, *arguments: Any) -> None:
+            answer(gangs, *arguments)
+            if any(each.named and not each.holding and not each.is_over for each in gangs):
+                self.may_stall()
+
+        return take
+
+    def may_stall(self) -> None:
+        """Have the process at work stand still after this step, as where its host is busy or it was stopped."""
+        process, draw = self.simulation.loop.process_now(), self.simulation.choices.below
+        if process is not None and self.stalls and not self.simulation.is_calm and draw(2, often=self.stalls):
+            length_s = STALLS_S[draw(len(STALLS_S))]
+            self.stood_s = max(self.stood_s, length_s)
+            process.stand_still(length_s)
 
     def rejected(self, reject: Any) -> Any:
         """Return how an interval is set aside, which the control plane has refused for good."""
@@ -704,7 +730,8 @@ class _Health:
     def due_probes(self, _: float) -> list[Any]:
         """Return the faults that a probe may show to be gone."""
         late_s = shim.clock() - self._looked_s
-        is_soon = late_s < 0.95 * HEALTH_S or self._simulation.is_calm  # its whole host stands still at the end
+        stood_s = math.inf if self._simulation.is_calm else cast(Any, self._agent)._stand_in.shims.stood_s
+        is_soon = late_s < 0.95 * HEALTH_S + stood_s  # its whole host stands still at the end
         self._simulation.check("a GPU is tried as soon as it may be", is_soon, f"{late_s:.2f} s")
         return self._faults
 
@@ -865,6 +892,7 @@ class _Agent(_Judged, Agent):
         draw, shims = self._simulation.choices.below, cast(Any, self)._stand_in.shims
         account = shims.accounts[start.allocation_id] = _Account(self._simulation) if draw(4) == 1 else None
         secrets = SECRETS if draw(4) == 1 else []
+        shims.may_stall()
         return ranks.Launch(["work"], {}, "/", 1.0, account=cast(Any, account), secrets=secrets, secrets_dir="there")
 
     async def _fetch(self, start: StartGang, rank: Path) -> Inputs:
@@ -1063,7 +1091,7 @@ class Drawn:
         shims = [each for each in self._shims.all.values() if each.folder.path.parent == mine]
         lasted = {each.start.allocation_id: each.lasted_s for each in shims}
         starts = [*(each.start for each in shims), *(each.start for each in agent.gangs if each.start)]
-        late_s = LATE_END_S * (2 if self._simulation.loop.lacks_threads else 1)
+        late_s = LATE_END_S * (2 if self._simulation.loop.lacks_threads else 1) + self._shims.stood_s
         here = {
             each.allocation_id: each
             for each in starts
@@ -1192,6 +1220,7 @@ def a_host(simulation: Simulation, shims: _Shims, commands: _Outbox, devices: _D
         (shim, "write_facts", may_fail(write_facts)),
         (Spool, "reject", shims.rejected(Spool.reject)),
         (Gangs, "_take_devices", shims.given(Gangs._take_devices)),
+        (Gangs, "answer", shims.answered(Gangs.answer)),
         (RankFolder, "request_stop", shims.requested(RankFolder.request_stop)),
         (SimulatedDriver, "_advance", drawn.noted(SimulatedDriver._advance)),
         (meter.Meter, "_interval", drawn.judged(meter.Meter._interval)),
@@ -1288,6 +1317,7 @@ async def play(simulation: Simulation, kind: type[_Agent | _Measuring] = _Agent)
     plane.shims = shims
     plane.poison = draw(20) if draw(4) == 1 else None
     shims.poison = {plane.poison}
+    shims.stalls = 0.5 if plane.poison is not None and plane.poison % 4 else 0.0
     if plane.poison is not None and plane.poison % 2:
         plane.delay_s = DELAY_S
         settings = settings.model_copy(update={"engine_delay_s": DELAY_S, "engine_node": f"engine.{NODE}"})
@@ -1462,7 +1492,7 @@ def _check_agent(simulation: Simulation, agent: _Agent | _Measuring, shims: _Shi
             continue
         since_s = agent.waits_since.setdefault(each.allocation_id, now_s)
         agent.waits_now.add(each.allocation_id)
-        waits = now_s - since_s > STARTS_S and not simulation.loop.lacks_threads
+        waits = now_s - since_s > STARTS_S + shims.stood_s and not simulation.loop.lacks_threads
         simulation.check("a gang begins when it may", not waits or agent.has_problem(), each.allocation_id)
     agent.waits_since = {name: at_s for name, at_s in agent.waits_since.items() if name in agent.waits_now}
     agent.waits_now.clear()
@@ -1659,7 +1689,9 @@ def _check_energy(
                 late_s = each.end_at.timestamp() - end_s - 2 * shims.most_ahead_s
                 what = f"{usage.allocation_id}: {late_s:.1f} s"
                 simulation.check(
-                    "no energy of a gang is later than its end and one interval", late_s <= LATE_END_S, what
+                    "no energy of a gang is later than its end and one interval",
+                    late_s <= LATE_END_S + shims.stood_s,
+                    what,
                 )
 
 
