@@ -23,7 +23,6 @@ from services.core.cycle.gates import Withheld
 from services.core.cycle.snapshot import Trigger
 from services.core.domain.errors import PolicyConfigError
 from services.core.domain.reasons import Reason
-from services.db.database import Database
 from services.kit.tasks import end_tasks
 from services.scheduler import loop as scheduler_loop
 from services.scheduler.loop import LATE_AFTER_S, Scheduler
@@ -260,7 +259,10 @@ class _Process:
         await self.state.ask(lambda: None)
         yield self
 
-    run: Any = Database.run
+    async def run(self, query: Any, *values: Any) -> Any:
+        """Do what stands in for one query of a repository."""
+        async with self.connection() as connection:
+            return await query(connection, *values)
 
     async def execute(self, statement: Any, *arguments: Any) -> None:
         """Do what stands in for a statement."""
@@ -387,8 +389,11 @@ def _decide(policy: _Policy, snapshot: Any, memory: int) -> Any:
     return SimpleNamespace(plan=SimpleNamespace(look_again_s=look_again_s), memory=memory + draw(2))
 
 
-async def _apply(of: _Process, decided: Decided, *_: Any, **__: Any) -> Applied:
-    """Write a plan, in the place of ``apply``."""
+async def _apply(of: _Process, decided: Decided, *_: Any, rehearsed: bool = False) -> Applied:
+    """Write a plan, in the place of ``apply``; one that is rehearsed is never committed."""
+    if rehearsed:
+        await of.state.ask(lambda: None)
+        return Applied(0, 0, 0, 0)
     state, snapshot, draw = of.state, cast(Any, decided.snapshot), of.state.simulation.choices.below
     if of.note is not None and snapshot.trigger is Trigger.ACTIVE:
         state.simulation.check("each active round is recorded", snapshot.version in of.recorded, str(of.recorded))
@@ -498,7 +503,7 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
         "rounds": SimpleNamespace(FIRST_STATE=_prepare, due_in_s=_due_in_s, fingerprint=_fingerprint, TRIM_PLANS=_trim),
         "engines": SimpleNamespace(FORGET=_forget),
         "orders": SimpleNamespace(KEEP_RATIOS=_keep_ratios),
-        "jobs": SimpleNamespace(hold=_explain),
+        "jobs": SimpleNamespace(hold=_explain, waiting=_none_waits),
         "snapshots": SimpleNamespace(zones=_nothing),
         "look": _dependencies,
         "prepare": _nothing,
@@ -511,6 +516,12 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
         "level_rooms": lambda _: (),
         "note_round": told,
     }
+
+
+async def _none_waits(of: _Process) -> list[list[str]]:
+    """Return no job that a round could be held without; whoever looks for some is at work."""
+    of.turned_s = of.state.now_s
+    return []
 
 
 def _nothing_done(said: dict[str, Any]) -> str | None:
