@@ -221,7 +221,7 @@ async def test_an_upgrade_leaves_the_ranks_running(node: Node) -> None:
     await node.stop()
     await node.start()
     await eventually(lambda: node.plane.state(gang) == "running")
-    assert {process.pid for process in node.processes()} == before
+    await eventually(lambda: {process.pid for process in node.processes()} == before)  # a fork of the agent may pass
 
 
 async def test_an_agent_may_take_its_ranks_with_it_and_says_so(node: Node) -> None:

@@ -883,7 +883,7 @@ async def _spend(world: World) -> None:
 
 
 async def _disturb(world: World) -> None:
-    """Restart the database, set its clock, wipe Valkey, kill shims and have processes stand still now and then."""
+    """Restart the database, set its clock, wipe Valkey and kill shims now and then."""
     draw = world.simulation.choices.below
     while True:
         await asyncio.sleep(0.5 * (1 + draw(8)))
@@ -902,9 +902,6 @@ async def _disturb(world: World) -> None:
             case 5:
                 node_ = NODES[draw(len(NODES))]
                 world.unheard_until_s[node_] = world.simulation.loop.time() + (3.0, 7.0, 10.0)[draw(3)]
-            case 6:  # as where its host is busy, or its machine is paused
-                running = [each.process for each in world.running.values()]
-                running[draw(len(running))].stand_still((1.0, 6.5, 12.0, 40.0)[draw(4)])
             case _:
                 pass
 
