@@ -39,6 +39,7 @@ FAULTS = counter(
 )
 Number = TypeVar("Number", int, float)
 _CLOCK_STEP_S = 1.0
+_STOOD_STILL_S = 5.0  #: After so long without a sample, this process or its host stood still
 _MOST_CLOCK_MHZ = 10_000  #: What no GPU's clock reaches
 _SOURCES = tuple(EnergySource)  #: The least known last
 
@@ -146,6 +147,7 @@ class Meter:
         self._guests: dict[int, str] = {}
         self._usage: dict[str | None, _Owner] = {}
         self._cpu_s: dict[str, float] = {}
+        self._when_ended: Callable[[str], datetime | None] = lambda _: None
         self._ended_at: dict[str, datetime] = {}
         self._faults = collections.Counter[tuple[str, str]]()
         self._sampled_at = self._opened_at = utc_now()
@@ -215,9 +217,9 @@ class Meter:
             guests: Who shares which device with its owner.
         """
         async with self._lock:
+            self._when_ended = ended_at
             if self._spool.state is not None and self._resume(self._spool.state):
-                ends = {name: ended_at(name) for name in {*self._owners.values(), *self._guests.values()}}
-                self._ended_at = {name: end for name, end in ends.items() if end is not None}
+                self._ended_at = self._ends()
             await self._sample()
             await self._close(owners, guests or {})
             self._ended_at.clear()
@@ -245,9 +247,21 @@ class Meter:
             await self._close(self._owners, self._guests)
             self._devices = _with_slices({device.info.index: device for device in self._devices}, devices)
 
+    def _ends(self) -> dict[str, datetime]:
+        """Return when those owners ended that have, though devices are still booked to them."""
+        found = ((name, self._when_ended(name)) for name in {*self._owners.values(), *self._guests.values()})
+        return {name: at for name, at in found if at is not None}
+
     async def _sample(self) -> None:
+        stood_still = clock() - self._sampled > _STOOD_STILL_S and not self._ended_at and self._ends()
+        if stood_still:  # what ended meanwhile, such as by its lease, is booked as after an absence
+            await self._close(self._owners, self._guests)
+            self._ended_at = stood_still
         for sample in await to_the_end(asyncio.to_thread(self._read_all)):
             self._advance(*sample)
+        if stood_still:
+            await self._close(self._owners, self._guests)
+            self._ended_at = {}
 
     def _read_all(self) -> list[tuple[_Device, Sample, float]]:
         """Return the readings of the devices that can be read, and the times of the readings."""

@@ -231,6 +231,23 @@ async def test_a_rank_that_ended_meanwhile_pays_until_its_end(world: World, tmp_
     assert interval.metered_gpu_energy_j == pytest.approx(300 * 60)
 
 
+async def test_a_rank_that_ended_while_its_agent_stood_still_pays_until_its_end(world: World, tmp_path: Path) -> None:
+    measuring = await a_meter(world, tmp_path, ended=world.at + timedelta(seconds=17))
+    world.pass_time(1)
+    await measuring.switch({1: "a"})
+    world.pass_time(1)
+    await measuring.sample()
+    world.pass_time(60)
+    await measuring.sample()
+    world.pass_time(1)
+    await measuring.switch({})
+    intervals = Spool(tmp_path).batch(1_000)
+    paid = [each.gpu_energy_j for interval in intervals for each in interval.usages if each.allocation_id == "a"]
+    assert paid[:2] == [pytest.approx(200), pytest.approx(200 * 15)]
+    assert sum(paid[2:]) == pytest.approx(200), "what is sampled before the agent has seen the end"
+    assert sum(interval.metered_gpu_energy_j for interval in intervals) == pytest.approx(300 * 63)
+
+
 @pytest.mark.parametrize("step_s", [-3_600, -20, 20, 3_600])
 async def test_nobody_pays_for_time_after_an_end_though_the_clock_was_set(
     world: World, tmp_path: Path, step_s: float

@@ -348,6 +348,10 @@ class World:
     has_two: str | None = None
     next_death: int = 1 << 62
 
+    def stands_still(self, name: str) -> bool:
+        """Return whether a process is there and does nothing."""
+        return name in self.running and self.running[name].process in self.simulation.loop.still
+
     async def ask(self, name: str, work: Callable[[Any], Coroutine[Any, Any, Any]], timeout_s: float) -> Any:
         """Return what a process answers to a request over HTTP; it goes on with that when nobody waits any more.
 
@@ -883,7 +887,7 @@ async def _spend(world: World) -> None:
 
 
 async def _disturb(world: World) -> None:
-    """Restart the database, set its clock, wipe Valkey and kill shims now and then."""
+    """Restart the database, set its clock, wipe Valkey, kill shims and have processes stand still now and then."""
     draw = world.simulation.choices.below
     while True:
         await asyncio.sleep(0.5 * (1 + draw(8)))
@@ -896,12 +900,23 @@ async def _disturb(world: World) -> None:
             case 3:
                 world.store.wipe()
             case 4:
-                running = [pid for pid, each in world.shims.all.items() if each.poll() is None]
+                # What a killed shim leaves is ended by its agent; if that stands still, these are two faults at once.
+                running = [
+                    pid
+                    for pid, each in world.shims.all.items()
+                    if each.poll() is None and not world.stands_still(_node_of(each.folder))
+                ]
                 if running:
                     world.shims.kill(running[draw(len(running))])
             case 5:
                 node_ = NODES[draw(len(NODES))]
                 world.unheard_until_s[node_] = world.simulation.loop.time() + (3.0, 7.0, 10.0)[draw(3)]
+            case 6:  # as where its host is busy, or its machine is paused
+                left = {
+                    _node_of(each.folder) for each in world.shims.all.values() if each.runs and each.poll() is not None
+                }
+                processes = [each.process for name, each in world.running.items() if name not in left]
+                processes[draw(len(processes))].stand_still((1.0, 6.5, 12.0, 40.0)[draw(4)])
             case _:
                 pass
 
