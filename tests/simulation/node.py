@@ -1029,6 +1029,7 @@ class Drawn:
         self._measured: set[int] = set()
         self.made: dict[tuple[str, int], tuple[EnergyInterval, float, float]] = {}
         self.put_s: dict[str, float] = {}
+        self._longest_s = 0.0
 
     def noted(self, advance: Any) -> Any:
         """Return how a driver goes on, whose draw is written down; one that begins anew may begin a little earlier."""
@@ -1063,6 +1064,7 @@ class Drawn:
             found: EnergyInterval = interval(meter_, elapsed_s, cpu_s)
             begin_s, end_s = meter_._opened, meter_._sampled
             self.made[found.boot_id, found.sequence] = found, begin_s, end_s
+            self._longest_s = max(self._longest_s, end_s - begin_s)
             is_first = id(meter_) not in self._measured  # until its first reading nobody can tell
             self._measured.add(id(meter_))
             self._simulation.at_end(lambda: meter_)  # kept, so that no other has its id
@@ -1091,12 +1093,17 @@ class Drawn:
         shims = [each for each in self._shims.all.values() if each.folder.path.parent == mine]
         lasted = {each.start.allocation_id: each.lasted_s for each in shims}
         starts = [*(each.start for each in shims), *(each.start for each in agent.gangs if each.start)]
-        late_s = LATE_END_S * (2 if self._simulation.loop.lacks_threads else 1) + self._shims.stood_s
+
+        def late_s(name: str) -> float:
+            """Return how much later than it an end may be known; of a killed shim, once the agent looks again."""
+            known_s = LATE_END_S * (2 if self._simulation.loop.lacks_threads else 1) + self._shims.stood_s
+            return known_s + (self._longest_s if name in self._shims.killed else 0.0)
+
         here = {
             each.allocation_id: each
             for each in starts
             if self.put_s.get(each.allocation_id, 0.0) < end_s
-            and lasted.get(each.allocation_id, NEVER)[1] + late_s > begin_s
+            and lasted.get(each.allocation_id, NEVER)[1] + late_s(each.allocation_id) > begin_s
         }
         least_idle_j = most_idle_j = drawn_j
         for name, start in here.items():
@@ -1104,7 +1111,7 @@ class Drawn:
             is_shared = any(o.shares or start.shares for o in beside)  # by estimate
             ran_s, over_s = NEVER if is_shared else lasted.get(name, NEVER)
             least_j = self._joules(node, start.devices, max(ran_s, begin_s), min(over_s, end_s))
-            until_s = min(lasted.get(name, NEVER)[1] + late_s, end_s)
+            until_s = min(lasted.get(name, NEVER)[1] + late_s(name), end_s)
             most_j = self._joules(node, start.devices, max(self.put_s.get(name, 0.0), begin_s), until_s)
             mine_j = told_j.get(name, 0.0)
             is_own = least_j - SLACK_J <= mine_j <= most_j + SLACK_J
