@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 
 from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -44,7 +44,8 @@ class Authority:
     def __init__(self, certificate: bytes, key: bytes) -> None:
         self._certificate = x509.load_pem_x509_certificate(certificate)
         loaded = load_pem_private_key(key, None)
-        assert isinstance(loaded, ec.EllipticCurvePrivateKey)
+        if not isinstance(loaded, ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey):
+            raise ValueError("its key is neither one of an elliptic curve nor RSA")
         self._key = loaded
 
     def issued(self, name: str, hosts: Iterable[str], days: int) -> Made:
@@ -91,6 +92,8 @@ def _begun(
     return made.not_valid_before(now - _EARLY).not_valid_after(now + lasts)
 
 
-def _signed(made: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey, by: ec.EllipticCurvePrivateKey) -> Made:
+def _signed(
+    made: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey, by: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
+) -> Made:
     private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     return made.sign(by, SHA256()).public_bytes(Encoding.PEM), private

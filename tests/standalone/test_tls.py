@@ -15,6 +15,8 @@ import aiohttp
 import httpx
 import pytest
 from aiohttp import web
+from cryptography.hazmat.primitives.asymmetric import rsa, x25519
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from typer.testing import CliRunner
 
 from services.cli.main import app
@@ -176,6 +178,18 @@ def test_an_authority_is_made_once_and_its_keys_are_its_owners(folder: Path) -> 
     for wrong in (["issue", "../x"], ["issue", "ca"], ["issue", "x", "--host", "ü"]):
         assert CliRunner().invoke(app, ["ca", *wrong, "--folder", str(folder / "ours")]).exit_code != 0
     assert CliRunner().invoke(app, ["ca", "issue", "x", "--folder", str(folder / "none")]).exit_code != 0
+
+
+def test_a_key_that_can_sign_no_certificate_is_one_clear_error(folder: Path) -> None:
+    of_dh = x25519.X25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    of_rsa = rsa.generate_private_key(65_537, 2_048).private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    made = folder / "theirs"
+    made.mkdir()
+    (made / "ca.crt").write_bytes((folder / "ours" / "ca.crt").read_bytes())
+    for key, said in ((of_dh, "neither one of an elliptic curve nor RSA"), (of_rsa, "WATTSHIFT_TLS_CERT=")):
+        (made / "ca.key").write_bytes(key)
+        found = CliRunner().invoke(app, ["ca", "issue", "x", "--folder", str(made)])
+        assert said in f"{found.output}{found.exception}"
 
 
 def test_wrong_files_are_one_clear_error(folder: Path) -> None:
