@@ -769,19 +769,19 @@ async def test_a_job_that_any_statement_fails_over_keeps_no_other_from_its_turn(
 
     async def a_life() -> list[Any]:
         nonlocal bad
-        first, mad, last = [await pair.home.submit({"cells": ["any"]}) for _ in range(3)]
+        mad, sound = [await pair.home.submit({"cells": ["any"]}) for _ in range(2)]
         bad = mad
-        await pair.turns(2)
-        found = [(await pair.job(each))["cell"] for each in (first, last)]
-        for each in (first, mad, last):
+        await pair.turns()
+        cell = (await pair.job(sound))["cell"]
+        for each in (mad, sound):
             await pair.home.ask("POST", f"/v1/jobs/{each}/cancel")
-        await pair.turns(3)
+        await pair.turns(2)
         bad = ""
-        return [*found, *[(await pair.job(each))["state"] for each in (first, last)]]
+        return [cell, (await pair.job(sound))["state"]]
 
     event.listen(pair.engine.sync_engine, "before_cursor_execute", watch)
     well = await a_life()
-    assert well == ["north", "north", "cancelled", "cancelled"]
+    assert well == ["north", "cancelled"]
     assert len(seen) > 5
     failed = dict[str, Any]()
     for refused in [each for each in seen if "LIMIT" not in each]:  # pages begin behind an id that the table gave
