@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from services.scheduler.engines import ingest
 from tests.engines.bridge import SUBMITTED, Bridge, a_job, on
 from tests.scheduler.world import World
 from tests.support.statements import Statements, shown
@@ -60,3 +61,20 @@ async def test_a_report_that_any_statement_fails_over_stops_no_other(
         except Exception as error:
             failed[refused] = error
     assert not failed, shown(failed)
+
+
+async def test_a_failure_that_is_no_reports_fault_leaves_none_of_them_out(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bridge = Bridge(world)
+    await bridge.enrol()
+
+    async def fails(_: object) -> None:
+        raise KeyError("of what somebody else holds")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ingest, "_claim", fails)
+        await bridge.say(a_job("1"), a_job("2"))
+    await world.scheduler.turn()
+
+    assert [(await bridge.job(name))["state"] for name in "12"] == ["starting"] * 2

@@ -79,7 +79,8 @@ class EngineIngest:
             if len(rows) > 1:
                 return sum([await self._fold(1) for _ in rows])
             note_failure(error, "engine.unfoldable", engine=rows[0].engine, job=rows[0].external_id)
-            async with self._database.connection() as connection:
+            async with self._database.transaction() as connection:
+                await _claim(connection)  # fails by itself, too, if it is no fault of the report: that is kept then
                 await engines.mark_folded(connection, [(row.engine, row.external_id) for row in rows])
         return len(rows)
 
