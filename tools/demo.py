@@ -28,6 +28,7 @@ from services.cli.main import run
 from services.cli.output import console
 from services.cli.plots import sparkline
 from services.cli.site import local
+from services.core.domain.counted import counted
 from services.core.domain.units import J_PER_KWH
 from services.kit.pulse import EVERY_S
 from services.standalone import remembered, stack
@@ -198,7 +199,7 @@ class View:
             if self.seen.get(job["id"]) != now:
                 self.seen[job["id"]] = now
                 at = output.duration(time.monotonic() - self.started_s)
-                gpus = f"{job['gpus']} GPUs" if job["gpus"] else ""
+                gpus = counted(job["gpus"], "GPU") if job["gpus"] else ""
                 console.print(f"{at:>10}  {job['name']:<20} {job['state']:<11} {gpus:<8} {job.get('reason') or ''}")
 
     def _picture(self, jobs: list[Any]) -> RenderableType:
