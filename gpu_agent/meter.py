@@ -257,11 +257,14 @@ class Meter:
         if stood_still:  # what ended meanwhile, such as by its lease, is booked as after an absence
             await self._close(self._owners, self._guests)
             self._ended_at = stood_still
-        for sample in await to_the_end(asyncio.to_thread(self._read_all)):
-            self._advance(*sample)
-        if stood_still:
-            await self._close(self._owners, self._guests)
-            self._ended_at = {}
+        try:
+            for sample in await to_the_end(asyncio.to_thread(self._read_all)):
+                self._advance(*sample)
+            if stood_still:
+                await self._close(self._owners, self._guests)
+        finally:
+            if stood_still:
+                self._ended_at = {}
 
     def _read_all(self) -> list[tuple[_Device, Sample, float]]:
         """Return the readings of the devices that can be read, and the times of the readings."""
