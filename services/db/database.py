@@ -155,6 +155,15 @@ CONNECTION_ERRORS = (
     asyncpg.AdminShutdownError,
     asyncpg.CrashShutdownError,
 )
+_REFUSED = (
+    *(asyncpg.DataError, asyncpg.IntegrityConstraintViolationError),
+    *(asyncpg.CardinalityViolationError, asyncpg.ProgramLimitExceededError),
+)
+
+
+def refuses(error: Exception) -> bool:
+    """Return whether this, or what SQLAlchemy made it of, is said of values: a database will say so again."""
+    return isinstance(getattr(getattr(error, "orig", None), "__cause__", error), _REFUSED)
 
 
 def dumps(value: Any) -> str:

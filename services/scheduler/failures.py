@@ -7,7 +7,7 @@ from typing import TypeVar
 import asyncpg
 
 from services.core.domain.errors import WattshiftError
-from services.db.database import CONNECTION_ERRORS
+from services.db.database import CONNECTION_ERRORS, refuses
 from services.kit.logging import Log
 from services.scheduler.counters import FAILURES
 
@@ -15,17 +15,10 @@ log = Log(__name__)
 Row = TypeVar("Row")
 
 
-REFUSED = (
-    *(asyncpg.DataError, asyncpg.IntegrityConstraintViolationError),
-    *(asyncpg.CardinalityViolationError, asyncpg.ProgramLimitExceededError),
-)
-"""What a database says of values; it will say so again."""
-
-
 def passes_over(error: Exception) -> bool:
     """Whether a failure is one of a database that is away, busy or full."""
     answers = (TimeoutError, asyncpg.PostgresError, *CONNECTION_ERRORS)
-    return isinstance(error, answers) and not isinstance(error, REFUSED)
+    return isinstance(error, answers) and not refuses(error)
 
 
 def note_failure(error: Exception, event: str = "turn.failed", **names: str) -> None:

@@ -42,6 +42,9 @@ ENDPOINT = "/v1/chat/completions"
 PLACES = ("clean", "dirty")
 TENANTS = ("acme", "umbra")
 ENDED = frozenset({"completed", "cancelled", "expired"})
+REFUSED = b'{"id": "refused"}'
+_REFUSES = "ALTER TABLE batch_lines ADD CHECK (result NOT LIKE '%\"refused\"%')"
+"""An answer that the database does not take, as of too large a number."""
 WATCHED = frozenset({"batches", "batch_lines", "batch_files"})
 _WRONG = """
 SELECT 'counts are those of lines', b.id FROM batches b, LATERAL (
@@ -122,7 +125,7 @@ class _Router:
         world, line, draw = self._world, _LINE.get(), self._world.simulation.choices.below
         is_own = headers[BATCH_MODEL_HEADER] == line.model and orjson.loads(data)["user"] == line.custom_id
         world.simulation.check("a line is sent as it is", is_own and url == f"http://router{ENDPOINT}", line.id)
-        way = 0 if world.simulation.is_calm else draw(8, often=0.4)
+        way = 0 if world.simulation.is_calm else draw(10, often=0.4)
         if way == 6:
             key: Any = SimpleNamespace(host="", port=1, ssl=None)
             raise aiohttp.ClientConnectorError(key, OSError("refused"))
@@ -142,7 +145,7 @@ class _Router:
         world.answers[line.id][told["x-request-id"]] = wh
         if way == 3:
             raise aiohttp.ServerDisconnectedError
-        yield _answer(400 if way == 4 else 200, told, b'{"id": "answer"}')
+        yield _answer(400 if way == 4 else 200, told, REFUSED if way > 7 else b'{"id": "answer"}')
 
 
 def _answer(status: int, headers: dict[str, str], content: bytes) -> Any:
@@ -198,6 +201,7 @@ async def _play(simulation: Simulation) -> None:
         nothing = cast(Any, SimpleNamespace(all={}, agents={}))
         world = World(simulation, database, nothing, nothing, nothing)
         world.sends, world.told, world.answers, world.made = Counter(), Counter(), defaultdict(dict), {}
+        database.rows(_REFUSES)
         database.on_commit = _checks(world)
         database.trouble(4)
         world.most_deaths = (2, 0, 6)[draw(3)]

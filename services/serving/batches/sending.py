@@ -6,6 +6,7 @@ The router takes them as requests that come after all others.
 import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import aiohttp
 import orjson
@@ -81,15 +82,25 @@ def _read(line: ClaimedLine, status: int, headers: Mapping[str, str], content: b
         body, status = {"error": {"message": "The answer is not JSON.", "code": "upstream_failed"}}, max(status, 502)
     request_id = headers.get("x-request-id", "").encode(errors="replace").decode()
     response = {"status_code": status, "request_id": request_id, "body": body}
-    result = {"id": new_id("batch_req"), "custom_id": line.custom_id, "response": response, "error": None}
     outcome = Outcome(
         line,
         "succeeded" if status == 200 else "failed",
-        orjson.dumps(result).decode(),
+        _result(line, response, None),
         energy_j=_number(headers.get("x-wattshift-wh")) * J_PER_KWH / 1e3,
         carbon_gco2=_number(headers.get("x-wattshift-gco2")),
     )
     return Sent(outcome)
+
+
+def not_stored(line: ClaimedLine) -> Outcome:
+    """Return the outcome of a line whose answer the database refuses."""
+    error = {"code": "answer_not_stored", "message": "The answer cannot be stored."}
+    return Outcome(line, "failed", _result(line, None, error))
+
+
+def _result(line: ClaimedLine, response: Mapping[str, Any] | None, error: Mapping[str, str] | None) -> str:
+    result = {"id": new_id("batch_req"), "custom_id": line.custom_id, "response": response, "error": error}
+    return orjson.dumps(result).decode()
 
 
 def _number(value: str | None, default: float = 0.0) -> float:

@@ -11,19 +11,21 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from sqlalchemy.exc import DBAPIError
+
 from services.contracts.identity import KeyLimits
 from services.contracts.routing import RoutedServer
 from services.contracts.served_models import ServedModels, servers_of
 from services.core.policies.cleanest_fill import Due, Slot, amounts_now, fill_in_time
 from services.core.policies.freesh.server_choice import Work, energy_profile
-from services.db.database import Connection, connect, ping
+from services.db.database import Connection, connect, ping, refuses
 from services.db.locks import BATCHES, try_session_lock
 from services.kit.ids import new_id
 from services.kit.logging import Log
 from services.kit.repeating import each_apart, pauses, repeat
 from services.kit.tasks import end_tasks
 from services.serving.batches.lines import LineReader
-from services.serving.batches.sending import Room, Sender, mean_intensity
+from services.serving.batches.sending import Room, Sender, mean_intensity, not_stored
 from services.serving.batches.service import CHUNK_BYTES
 from services.serving.carbon import Forecasts, Grid, Points
 from services.serving.repository import Queries, ServingRepository
@@ -197,12 +199,32 @@ class BatchWorker:
         return True
 
     async def _record(self) -> None:
-        """Write what has become of lines; what fails to be written is written next time."""
-        outcomes = list(self._outcomes)
-        if outcomes:
-            async with self._repository.writing() as queries:
-                await queries.batch_work.record(outcomes)
-            del self._outcomes[: len(outcomes)]
+        """Write what has become of lines; what fails to be written is written next time, and refused lines fail."""
+        if not self._outcomes:
+            return
+        try:
+            await self._write_first(len(self._outcomes))
+        except DBAPIError as error:
+            if not refuses(error):
+                raise
+            for _ in list(self._outcomes):
+                await self._write_one()
+
+    async def _write_one(self) -> None:
+        try:
+            await self._write_first(1)
+        except DBAPIError as error:
+            if not refuses(error):
+                raise
+            refused = self._outcomes[0]
+            log.warning("batches.result_refused", line=refused.line.id, error=str(error.orig))
+            self._outcomes[0] = not_stored(refused.line)
+            await self._write_first(1)
+
+    async def _write_first(self, count: int) -> None:
+        async with self._repository.writing() as queries:
+            await queries.batch_work.record(self._outcomes[:count])
+        del self._outcomes[:count]
 
     async def _drop(self, lines: Iterable[str]) -> None:
         """Stop awaiting the answers of lines."""
