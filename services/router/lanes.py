@@ -280,8 +280,7 @@ class Lane:
             if places:
                 found = next((each for each in places if each.is_preempted), places[0])
                 spare.remove(found)
-                if not found.is_preempted:
-                    _end(found)
+                _end(found)
 
     async def take_again(self, ticket: Ticket, timeout_s: float) -> Server:
         """Like ``take``, for a preempted request: it was accepted before, so the queue's bound does not apply."""

@@ -16,9 +16,11 @@ from services.router.apps import remote
 from services.router.apps.coordination import Coordinator
 from services.router.apps.queue import AppQueue, Assigner, NotAssignedError, Outcome, Seat, Ticket
 from services.router.apps.remote import AssignerLink
+from services.router.breaker import Breaker
 from services.router.fleet import Fleet
 from tests.simulation.kept import kept
 from tests.simulation.loop import EPOCH_S, Simulation
+from tests.simulation.router import ejected
 
 PATIENCE_S, LOOK_S = 1.0, 0.25
 CALM_S = 8.0
@@ -183,6 +185,7 @@ async def play(simulation: Simulation) -> None:
     simulation.holds("who has no place among connections is not kept", lambda: _kept(crowd))
     give, take = _judged(simulation, AppQueue._give), _refused(simulation, AppQueue.take)
     simulation.instead(AppQueue, _give=give, take=take, _free_for=_spared(simulation, AppQueue._free_for))
+    simulation.instead(Breaker, failed=ejected(simulation, Breaker.failed))
     simulation.instead(AssignerLink, message=_told(simulation, AssignerLink.message))
     requests = [
         simulation.start(_ask(simulation, processes[draw(len(processes))], n), may_be_cancelled=True)

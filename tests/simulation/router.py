@@ -39,7 +39,7 @@ from services.kit.tokens import Outgoing
 from services.router import expectations, upstream
 from services.router.answers import AnswerPasser, Outcomes
 from services.router.app import Router
-from services.router.breaker import FAILURES
+from services.router.breaker import FAILURES, Breaker
 from services.router.dispatch import Dispatcher
 from services.router.door import BATCH, BATCH_MODEL, Door
 from services.router.expectations import Expectations
@@ -794,6 +794,7 @@ async def _play(simulation: Simulation, requests: _Requests, handle: Handle = _a
         Dispatcher,
         serve=_served(requests, Dispatcher.serve),
         _in_lane=_brought(requests, Dispatcher._in_lane),
+        _ask=_left_to_others(simulation, Dispatcher._ask),
         _note_failure=_noted(simulation, requests, Dispatcher._note_failure),
     )
     simulation.instead(
@@ -802,6 +803,7 @@ async def _play(simulation: Simulation, requests: _Requests, handle: Handle = _a
         learn=_learned(simulation, requests, Outcomes.learn),
         came_at_once=_came(simulation, requests, Outcomes.came_at_once),
     )
+    simulation.instead(Breaker, failed=ejected(simulation, Breaker.failed))
     simulation.instead(ServerCosts, has_read=_read(simulation, requests, ServerCosts.has_read))
     simulation.instead(
         Connection,
@@ -1034,8 +1036,36 @@ def _may_use(ticket: Ticket, server: Server) -> bool:
     return reaches and server.id not in ticket.request.excluded
 
 
-def _stands_idle(lane: Lane, *, may_be_tried: bool = True) -> str | None:
-    """Say which server has room though a request waits that may be sent to it.
+def _left_to_others(simulation: Simulation, ask: Any) -> Any:
+    """Have a server that a request leaves be given to who waits for it, on trial, too."""
+
+    async def judge(self: Dispatcher, turn: Turn, ticket: Ticket, server: Server) -> None:
+        try:
+            return await ask(self, turn, ticket, server)
+        finally:
+            idle = next(filter(None, (_stands_idle(lane, only=server) for lane in self.lanes.all())), None)
+            simulation.check("who leaves a server leaves it to who waits", idle is None, str(idle))
+
+    return judge
+
+
+def ejected(simulation: Simulation, failed: Any) -> Any:
+    """Have an ejected server's pause and trial depend on what becomes of that trial alone."""
+
+    def judge(self: Breaker, now_s: float, request: object | None = None, **how: Any) -> bool:
+        before, is_trial = (self.opened_s, self.ejections, self.trial), request is not None and self.trial is request
+        found = failed(self, now_s, request, **how)
+        is_same = not found and before == (self.opened_s, self.ejections, self.trial)
+        is_new = found and (now_s, before[1] + 1, None) == (self.opened_s, self.ejections, self.trial)
+        is_right = is_new if is_trial else is_same or (is_new and before[0] is None)
+        simulation.check("an ejected server's trial alone says how it is", is_right, f"{before}, then {self}")
+        return found
+
+    return judge
+
+
+def _stands_idle(lane: Lane, *, may_be_tried: bool = True, only: Server | None = None) -> str | None:
+    """Say which server has room though a request waits that may be sent to it; ``only`` that one, if one is named.
 
     Servers that time gives back count only if they ``may_be_tried``.
     """
@@ -1044,7 +1074,7 @@ def _stands_idle(lane: Lane, *, may_be_tried: bool = True) -> str | None:
         ticket = lane._tickets[request.id]
         others = [each for each in (*lane.servers, *lane.others) if _may_use(ticket, each)]
         is_last = may_be_tried and all(each.breaker.opened_s is not None for each in others)
-        for server in lane.servers:
+        for server in lane.servers if only is None else {only} & {*lane.servers}:
             may_be_asked = server.breaker.passes(now_s) if is_last else server.breaker.opened_s is None
             if server.held < server.limit and may_be_asked and _may_use(ticket, server):
                 return f"{request.id} waits, and {server.id} holds {server.held} of {server.limit}"
