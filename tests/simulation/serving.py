@@ -158,6 +158,8 @@ class _Admission:
                 self.go_on()
             return work()
 
+        if self._simulation.choices.below(2, often=0.05):  # so late that a pass goes on without it
+            await asyncio.sleep(2.5 * LOOK_S)
         try:
             return await self._simulation.boundary(reached, away, may_repeat=True)
         except ProblemError as error:
