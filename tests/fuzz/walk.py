@@ -7,10 +7,13 @@ webhooks are signed as was promised, and none is sent again that was accepted; a
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import copy
 import csv
 import hmac
 import random
+import re
 import time
 from collections import Counter
 from datetime import UTC, datetime, timedelta
@@ -19,10 +22,14 @@ from typing import Any
 import httpx
 import pytest
 
+from gateway.routes import read_routes
+from services.contracts.identity import Role
 from services.contracts.nodes import RankState
 from tests.admission.webhook_receiver import Receiver, receiving
-from tests.fuzz.asking import MOST, WITHIN_S, bearer
+from tests.fuzz import rules
+from tests.fuzz.asking import DESCRIBED, MOST, WITHIN_S, bearer
 from tests.fuzz.world import World, enrolled
+from tests.support.api_examples import EXAMPLES
 from tests.support.control_plane import FakeAgent, usage
 
 TENANTS = ("wa", "wb", "wc")
@@ -30,21 +37,22 @@ PROJECTS = ("default", "p1", "p2")
 FINAL = ("succeeded", "failed", "cancelled")
 KEY_AGE_S = 3.5  #: Longer than gateways use what they know of keys
 AMOUNTS = ("energy_j", "gpu_energy_j", "carbon_gco2", "gpu_s", "estimated_energy_j")
-LISTS = (
-    ("/v1/jobs", "items"),
-    ("/v1/arrays", "items"),
-    ("/v1/tenants", "items"),
-    ("/v1/keys", "items"),
-    ("/v1/tenants/wa/users", "items"),
-    ("/v1/audit", "items"),
-    ("/v1/nodes", "items"),
-    ("/v1/reservations", "items"),
-    ("/v1/grid/orders", "items"),
-    ("/v1/plans", "items"),
-    ("/v1/reports/history", "items"),
-    ("/v1/reports/footprint?group_by=job", "lines"),
-    ("/v1/reports/footprint?group_by=tenant&then_by=project", "lines"),
+LISTS = tuple(
+    path
+    for path, methods in DESCRIBED["paths"].items()
+    if any(each["name"] == "cursor" for each in methods.get("get", {}).get("parameters", ()))
 )
+"""Whatever has pages."""
+VARIANTS = ("/v1/reports/footprint?group_by=job", "/v1/reports/footprint?group_by=tenant&then_by=project")
+ROLE_OF = {route.path: route.role for route in read_routes() if route.method == "GET"}
+MOST_W = 300.0  #: What a GPU and its host draw at most, on nodes that are believed no more
+NAMES = ("id", "job_id", "name", "number", "round", "at", "start_at")  #: What identifies the rows of a list
+
+
+def rows_of(page: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the rows of a page, which may be of lists in several forms."""
+    name = next(name for name in ("items", "lines", "intervals", "points") if name in page)
+    return page[name]
 
 
 def now_s() -> float:
@@ -91,6 +99,8 @@ class Walk:
         self.upto = dict[str, float]()
         self.held = set[str]()  #: By their users
         self.statuses = Counter[int]()
+        self.ids = {"tenant_id": "wa", "zone": "", "pool": "walk", "fleet": "walk", "app": "walk"}
+        self.most_w = dict[str, float]()  #: Of whole nodes
         self.checked_messages = 0
 
     async def ask(
@@ -118,6 +128,30 @@ class Walk:
             await self.new_key(tenant, "user", None)
         for _ in range(2):
             await self.new_node()
+        self.ids["zone"] = (await self.ask("GET", "/v1/carbon/zones", ok=True)).json()["items"][0]["zone"]
+        pool, app = copy.deepcopy(EXAMPLES["PoolSpec"]), EXAMPLES["AppSpec"] | {"fleet": "walk"}
+        for place in pool["places"]:
+            place["zone"] = self.ids["zone"]
+        fleet = {"gpus": 1, "gpu_model": "H100", "zone": self.ids["zone"]}
+        for what, spec in (("pools", pool), ("fleets", fleet), ("apps", app)):
+            await self.ask("PUT", f"/v1/{what}/walk", ok=True, json=spec)
+        self.specs = {"pools": pool, "apps": app}
+
+    def filled(self, path: str) -> str:
+        job = self.draw.choice(list(self.jobs) or ["none"])
+        return re.sub(r"\{(\w+)\}", lambda found: {**self.ids, "job_id": job}[found[1]], path)
+
+    async def adds(self) -> None:
+        """Add a row to a list of what others do."""
+        name = f"w{self.draw.randint(0, 40)}"
+        what = self.draw.choice(("pools", "apps", "endpoints", "pools/walk/plans"))
+        if what == "endpoints":
+            where = {"url": "http://127.0.0.1:9", "models": [name], "location": "here"}
+            await self.ask("PUT", f"/v1/endpoints/{name}", self.draw.choice(self.live_keys()).headers, json=where)
+        elif what in self.specs:
+            await self.ask("PUT", f"/v1/{what}/{name}", json=self.specs[what])
+        else:
+            await self.ask("POST", f"/v1/{what}", json={})
 
     async def new_key(self, tenant: str, role: str, project: str | None) -> None:
         made = await self.ask(
@@ -364,11 +398,21 @@ class Walk:
 
     async def new_node(self) -> None:
         name = f"walk-{self.tag}-{len(self.nodes) + len(self.gone)}"
-        agent = FakeAgent(self.agents_http, name, self.draw.choice((2, 4)), base_url=self.telemetry_url)
+        gpus = self.draw.choice((2, 4))
+        agent = FakeAgent(self.agents_http, name, gpus, base_url=self.telemetry_url)
+        if self.draw.random() < 0.5:
+            self.bound(agent)
         allowed = (await self.ask("POST", f"/v1/nodes/{name}/enrollments", ok=True, json={})).json()
         await enrolled(agent, allowed)
         self.nodes[name] = agent
         await agent.beat()
+
+    def bound(self, agent: FakeAgent) -> None:
+        """Have a node say what its hardware draws at most, beyond which nothing is believed."""
+        agent.registration["most_host_w"] = MOST_W
+        for device in agent.registration["devices"]:
+            device["power_limit_w"] = device["highest_limit_w"] = MOST_W
+        self.most_w[agent.node_id] = MOST_W * (len(agent.registration["devices"]) + 1)
 
     async def revoke(self) -> None:
         if len(self.nodes) > 1 and self.draw.random() < 0.5:
@@ -460,22 +504,21 @@ class Walk:
 
     async def check_sight(self) -> None:
         key = self.draw.choice(self.live_keys("user", "read_only"))
-        for path, name in LISTS:
-            if path.startswith(("/v1/tenants", "/v1/keys", "/v1/audit", "/v1/nodes", "/v1/plans", "/v1/grid")):
-                assert (await self.ask("GET", path, key.headers)).status_code == 403
+        for path in (*LISTS, *VARIANTS):
+            where = self.filled(path)
+            answer = await self.ask("GET", where, key.headers)
+            if not Role(key.role).may("GET", ROLE_OF[path.partition("?")[0]]):
+                assert answer.status_code == 403, (path, answer.text)
+            if answer.status_code in (403, 404):
                 continue
-            answer = await self.ask("GET", path, key.headers)
-            if key.project and path == "/v1/reservations":
-                assert answer.status_code == 403
-                continue
-            for each in answer.json()[name]:
+            for each in rows_of(answer.json()):
                 tenant = each.get("tenant_id") or each.get("tenant")
                 if path.startswith("/v1/reports/footprint?group_by=tenant"):
                     tenant = each["group"]
-                if each.get("maintenance"):
+                if each.get("maintenance") or path.startswith(("/v1/fleets", "/v1/pools")):  # the cluster's
                     continue
                 assert tenant in (None, key.tenant), (path, each, key.tenant)
-                if key.project:
+                if key.project and "{" not in path:
                     assert each.get("project") in (None, key.project), (path, each)
         answer = await self.ask("GET", "/v1/budgets", key.headers, ok=True)
         assert all(each["tenant_id"] == key.tenant for each in answer.json()["items"])
@@ -530,55 +573,117 @@ class Walk:
         assert found["holds"], [each for each in found["items"] if not each["holds"]]
 
     async def check_pages(self) -> None:
-        path, name = self.draw.choice(LISTS)
+        path = self.filled(self.draw.choice((*LISTS, *VARIANTS)))
         key = self.draw.choice((None, *(each.headers for each in self.live_keys("operator"))))
-        if path in ("/v1/keys",):
+        if path == "/v1/keys":
             key = None
-        before = await self.all_of(path, name, key, 500)
+        if (await self.ask("GET", path, key)).status_code == 404:  # of a job, where there is none
+            return
+        before = await self.all_of(path, key, 500)
         size = max(self.draw.choice((1, 2, 3, 7)), len(before) // 20)
-        paged = await self.all_of(path, name, key, size, disturbed=True)
-        after = await self.all_of(path, name, key, 500)
-        there = [each for each in before if each in set(after)]
-        counted = Counter(paged)
+        paged = await self.all_of(path, key, size, disturbed=True)
+        after = await self.all_of(path, key, 500)
+        still = set(after)
+        there = [each for each in before if each in still]
+        counted, known = Counter(paged), set(there)
         wrong = [(each, counted[each]) for each in there if counted[each] != 1]
         assert not wrong, (path, size, len(before), wrong[:3])
         assert all(count == 1 for count in counted.values()), (path, counted.most_common(3))
+        if "footprint" not in path:  # whose order is that of amounts, which grow
+            assert [each for each in paged if each in known] == there, (path, size)
 
-    async def all_of(
-        self, path: str, name: str, who: dict[str, str] | None, limit: int, *, disturbed: bool = False
-    ) -> list[str]:
+    async def all_of(self, path: str, who: dict[str, str] | None, limit: int, *, disturbed: bool = False) -> list[str]:
         found, cursor, pages = list[str](), None, 0
+        here = path.partition("?")[0]
         while True:
             params = dict(httpx.URL(path).params) | {"limit": str(limit)} | ({"cursor": cursor} if cursor else {})
-            page = (await self.ask("GET", path.partition("?")[0], who, ok=True, params=params)).json()
-            assert len(page[name]) <= limit
-            found += [self.identity(path, each) for each in page[name]]
+            page = (await self.ask("GET", here, who, ok=True, params=params)).json()
+            rows = rows_of(page)
+            assert len(rows) <= limit
+            found += [self.identity(path, each) for each in rows]
             cursor, pages = page.get("next_cursor"), pages + 1
             if not cursor:
                 return found
             if self.draw.random() < 0.1:
-                here = path.partition("?")[0]
-                other = self.draw.choice([each for each, _ in LISTS if here != each.partition("?")[0] != "/v1/plans"])
-                refused = await self.ask("GET", other.partition("?")[0], who, params={"cursor": cursor})
+                other = self.draw.choice(
+                    [each for each in LISTS if "{" not in each and each not in (here, "/v1/plans")]
+                )
+                refused = await self.ask("GET", other, who, params={"cursor": cursor})
                 assert refused.status_code in (403, 422), (path, other, refused.text)
             if disturbed and pages < 6:
-                await self.draw.choice((self.submit, self.steer, self.user, self.budget, self.beats))()
+                steps = (self.submit, self.steer, self.user, self.budget, self.beats, self.adds, self.reserve)
+                await self.draw.choice(steps)()
 
     @staticmethod
     def identity(path: str, row: dict[str, Any]) -> str:
         if "audit" in path:
             return repr(row)
-        if "footprint" in path:
+        if "/v1/reports/footprint" in path:
             return f"{row['group']}/{row['then_group']}"
-        for name in ("id", "job_id", "name", "number", "round_number", "round"):
-            if name in row:
-                return str(row[name])
-        raise AssertionError(row)
+        return next(str(row[name]) for name in NAMES if name in row)
+
+    # What adds up.
+
+    async def every(self, path: str, who: dict[str, str] | None = None, **query: Any) -> list[dict[str, Any]]:
+        found, cursor = list[dict[str, Any]](), {}
+        while True:
+            page = (await self.ask("GET", path, who, ok=True, params={**query, **cursor, "limit": 500})).json()
+            found += rows_of(page)
+            if not page["next_cursor"]:
+                return found
+            cursor = {"cursor": page["next_cursor"]}
+
+    async def check_holders(self) -> None:
+        states = ["starting", "running", "preempting"]
+        page = (await self.ask("GET", "/v1/jobs", ok=True, params={"state": states, "limit": 500})).json()
+        if page["next_cursor"] is None:  # one statement's rows
+            rules.one_holder(page["items"])
+        for job in page["items"]:
+            for name in {each for names in (job["spec"].get("after") or {}).values() for each in names or []}:
+                self.known[name] = (await self.ask("GET", f"/v1/jobs/{name}", ok=True)).json()
+            rules.waited(job, self.known)
+        windows = await self.every("/v1/reservations")
+        rules.promised_once(windows, {name: len(each.registration["devices"]) for name, each in self.nodes.items()})
+        if self.arrays:
+            array = self.draw.choice(self.arrays)
+            for _ in range(8):  # until nothing has changed meanwhile
+                told = (await self.ask("GET", f"/v1/arrays/{array}", ok=True)).json()
+                tasks = await self.every("/v1/jobs", array=array)
+                if told == (await self.ask("GET", f"/v1/arrays/{array}", ok=True)).json():
+                    rules.array_adds_up(told, tasks)
+                    break
+
+    async def check_accounts(self) -> None:
+        for _ in range(8):  # until nobody else has sent energy meanwhile
+            text = await self.lines(self.admin)
+            days = (await self.ask("GET", "/v1/reports/footprint", ok=True, params={"group_by": "day"})).json()
+            since = (datetime.now(UTC) - timedelta(days=99)).isoformat()
+            hours = (await self.ask("GET", "/v1/reports/hours", ok=True, params={"start": since})).json()["items"]
+            if text == await self.lines(self.admin):
+                break
+        else:
+            return
+        lines = list(csv.DictReader(text.splitlines()))
+        rules.lines_add_up(lines, days["lines"], hours, days)
+        rules.within_physics(lines, self.most_w)
+        rules.no_time_twice(lines, self.known)
+
+    async def check_budgets(self) -> None:
+        """Hold that budgets come to what the ledger has, once it has grown no more for a while."""
+        until_s = now_s() + WITHIN_S
+        while True:
+            lines = list(csv.DictReader((await self.lines(self.admin)).splitlines()))
+            rows = (await self.ask("GET", "/v1/budgets", ok=True)).json()["items"]
+            wrong = rules.budgets(rows, lines, f"{datetime.now(UTC):%Y-%m}")
+            if not wrong:
+                return
+            assert now_s() < until_s, wrong[:3]
+            await asyncio.sleep(0.5)
 
     ACTIONS = (
         *("submit",) * 8, *("batch",) * 2, *("steer",) * 6, *("steers_array",) * 2, *("beats",) * 12, *("ends",) * 5,
         *("energy",) * 8, "key", "key", "ends_key", "user", "limits", "budget", "budget", "budget", "reserve", "order",
-        "policy", "estimate", "hook", "hook", "hook", "revoke", "revoke",
+        "policy", "estimate", "adds", "hook", "hook", "hook", "revoke", "revoke",
     )  # fmt: skip
 
     async def step(self) -> None:
@@ -595,8 +700,11 @@ class Walk:
             await self.check_sight()
         if at % 10 == 5:
             await self.check_pages()
+        if at % 5 == 3:
+            await self.check_holders()
         if at % 25 == 24:
             await self.check_sums()
+            await self.check_accounts()
 
     async def end(self) -> None:
         """Let everything come to its end."""
@@ -615,6 +723,8 @@ class Walk:
             await self.ends()
         await self.check_jobs()
         await self.check_sums()
+        await self.check_accounts()
+        await self.check_budgets()
 
 
 async def walked(
@@ -646,4 +756,4 @@ async def walked(
 async def test_what_each_service_promises_holds_whatever_is_done(world: World) -> None:
     """A key that has ended is tried once gateways must know it."""
     async with httpx.AsyncClient(timeout=WITHIN_S) as agents:
-        await walked(world.stack.gateway_url, agents, world.urls["telemetry"], world.admin, 1, 15 * MOST)
+        await walked(world.stack.gateway_url, agents, world.urls["telemetry"], world.admin, 4, 15 * MOST)

@@ -15,11 +15,13 @@ import requests
 from services.contracts.identity import Identity, Role
 from services.kit.callers import CALLERS
 from services.kit.enrolment import Keys
+from services.kit.settings import SharedSettings
 from services.kit.tokens import outgoing, outgoing_to_node
 from services.standalone.processes import SERVICES
 from services.standalone.stack import Stack
 from services.telemetry.endpoints import NODE_PATHS
 from tests.fuzz.asking import WITHIN_S, bearer
+from tests.fuzz.rules import prices
 from tests.support.api_examples import EXAMPLES
 from tests.support.control_plane import FakeAgent, eventually
 from tests.support.forked import forked_by_the_supervisor
@@ -102,10 +104,13 @@ async def installed() -> AsyncIterator[World]:
     """An installation whose one GPU is taken: a job that was made up must not run on the machine that tests."""
     env = ON_PORTS | {
         "SCHEDULER_POLICY": "fifo",
+        "ADMISSION_BUDGET_INTERVAL_S": "1",
         "ADMISSION_WEBHOOK_NETWORKS": "127.0.0.0/8",
         "WATTSHIFT_ENDPOINT_NETWORKS": "127.0.0.0/8",
     }
     with scratch_folder() as folder, forked_by_the_supervisor():
+        (folder / "prices.toml").write_text(prices(SharedSettings.model_fields["zone"].default))
+        env["CARBON_PRICES_FILE"] = str(folder / "prices.toml")
         running = Stack(folder / "data", nodes="1x1", services=SERVICES, workers=(), env=env)
         async with running as stack, httpx.AsyncClient(timeout=WITHIN_S) as http:
             yield await prepared(stack, http)
