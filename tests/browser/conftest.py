@@ -26,6 +26,17 @@ expect.set_options(timeout=20_000)
 
 OpenPage = Callable[..., Page]
 
+TELLS_CUT_TEXT = """
+const draw = CanvasRenderingContext2D.prototype.fillText;
+CanvasRenderingContext2D.prototype.fillText = function (text, x, y, ...rest) {
+  const { actualBoundingBoxLeft: left, actualBoundingBoxRight: right } = this.measureText(text);
+  const at = this.getTransform().transformPoint({ x, y }).x;
+  const cut = at - left < -1 || at + right > this.canvas.width + 1;
+  if (cut && this.canvas.isConnected) console.error(`the edge of a chart cuts "${text}"`);
+  return draw.call(this, text, x, y, ...rest);
+};
+"""
+
 
 def find_chromium() -> str:
     """Return the browser; root installs Debian's where there is none, and elsewhere the test is skipped."""
@@ -73,7 +84,7 @@ def site(browser: Browser) -> Iterator[Installation]:
 
 @pytest.fixture
 def open_page(browser: Browser, site: Installation, request: pytest.FixtureRequest) -> Iterator[OpenPage]:
-    """Open a path as somebody who has signed in (or not); what a page logs as an error fails its test."""
+    """Open a path, signed in or not; an error that the page logs, or text that a chart cuts, fails the test."""
     pages: list[Page] = []
     problems: list[str] = []
 
@@ -85,6 +96,7 @@ def open_page(browser: Browser, site: Installation, request: pytest.FixtureReque
         context = browser.new_context(
             base_url=site.gateway.url, timezone_id=ZONE, locale="en-GB", **{"color_scheme": "light", **options}
         )
+        context.add_init_script(TELLS_CUT_TEXT)
         page = context.new_page()
         page.on("console", hear)
         page.on("pageerror", lambda error: problems.append(str(error)))

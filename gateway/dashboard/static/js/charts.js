@@ -84,7 +84,7 @@ export class Chart {
     const { clientWidth: width, clientHeight: height } = this.place;
     this.plot = new uPlot({
       width, height: this.height(height),
-      padding: [12, wanted.rightPadding ?? 12, 0, 0],
+      padding: [12, wanted.rightPadding ?? 28, 0, 0], // half of the widest label of a time, which may be that of the edge
       legend: { show: wanted.legend !== false, live: true },
       cursor: { y: false, drag: { x: false, y: false }, points: { size: 7 } },
       scales: { ...wanted.scales, x: { time: true, ...(wanted.x ?? {}) }, y: { range: wanted.range ?? ((_, low, high) => [Math.min(0, low ?? 0), (high ?? 0) > 0 ? high * 1.1 : 1]) } },
