@@ -15,6 +15,8 @@ class ServedPool:
     is_planned: bool = True  #: Whether its servers follow a plan; false for models that only registered servers serve
     servers: list[RoutedServer] = field(default_factory=list[RoutedServer])
     is_mixed: bool = False  #: Whether some of them are not for all its models, or not for all who may use it
+    joined: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
+    """Tenants whose registered servers are among them, each with a model of the server."""
 
 
 class ServedModels:
@@ -37,12 +39,14 @@ class ServedModels:
                 self._by_model.setdefault(model, []).append(pool)
 
     def pool_of(self, model: str, caller: Identity) -> ServedPool | None:
-        """Return the pool that serves a model for a caller, its tenant's own before one that is shared."""
+        """Return the pool that serves a model for a caller: its tenant's, else with a server of it, else shared."""
         shared: ServedPool | None = None
+        own = caller.tenant_id, model
         for pool in self._by_model.get(model, ()):
             if pool.spec.tenant_id == caller.tenant_id:
                 return pool
-            if shared is None and (caller.is_operator or may_use(caller.tenant_id, pool.spec)):
+            is_better = shared is None or (own in pool.joined and own not in shared.joined)
+            if is_better and (caller.is_operator or may_use(caller.tenant_id, pool.spec)):
                 shared = pool
         return shared
 
@@ -65,6 +69,7 @@ class ServedModels:
         for pool in self.pools.values():
             if may_use(pool.spec.tenant_id, server) and not own.isdisjoint(pool.spec.models):
                 pool.servers.append(server)
+                pool.joined |= {(server.tenant_id, model) for model in own}
                 pool.is_mixed |= not (own.issuperset(pool.spec.models) and _is_for_all_of(server, pool.spec))
 
 

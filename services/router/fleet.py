@@ -231,7 +231,7 @@ class Fleet:
                 instance.others_hold(held_elsewhere.get(instance.id, 0))
 
     def pool_of(self, model: str, caller: Identity) -> Pool | None:
-        """Return the pool that serves a model for a caller, its tenant's own before one that is shared."""
+        """Return the pool that serves a model for a caller, as ``ServedModels.pool_of`` does."""
         found = self._served.pool_of(model, caller)
         return None if found is None else self.pools[found.spec.name]
 

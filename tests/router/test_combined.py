@@ -93,6 +93,8 @@ def test_a_request_reaches_the_servers_that_its_caller_and_its_model_allow(table
             of_pool = {each.id for each in table.servers if each.pool == pool.spec.name}
             own = {each.id for each in table.servers if each.pool is None and each.tenant_id == pool.spec.tenant_id}
             assert (of_pool | own) & may <= reached, f"{caller} asks for {model}"
+            callers = {each.id for each in table.servers if each.pool is None and each.tenant_id == caller.tenant_id}
+            assert not callers & may or callers & reached, f"{caller} asks for {model}, and has a server of its own"
             served = ServedModels(table.pools, table.servers)
             assert {each.id for each in servers_of(served, caller)[model]} == reached, "and batches count on them"
 
