@@ -218,7 +218,9 @@ class Coverage:
     needed_qps: float  #: Requests per second with head-room, from the regions that reach no others
 
 
-def coverages(problem: PoolProblem, partition: int, wanted_qps: Floats) -> list[Coverage]:
+def coverages(
+    problem: PoolProblem, partition: int, wanted_qps: Floats, unserved_qps: Floats | None = None
+) -> list[Coverage]:
     """Return what the instances of a partition must serve together; for each class, all of its demand comes first.
 
     Requests of a class come from *regions*, each with its share, and a region reaches the instances whose latency,
@@ -229,8 +231,10 @@ def coverages(problem: PoolProblem, partition: int, wanted_qps: Floats) -> list[
 
     Args:
         wanted_qps: (n_classes,) demand of all regions, with head-room.
+        unserved_qps: (n_classes,) further demand that is not served, of whichever regions; None for none.
     """
     part = problem.partitions[partition]
+    more = np.zeros_like(wanted_qps) if unserved_qps is None else unserved_qps
     reach, found = problem.reach_of(partition), list[Coverage]()
     for request_class, wanted in enumerate(wanted_qps.tolist()):
         usable = part.usable[request_class][None, :]
@@ -239,12 +243,12 @@ def coverages(problem: PoolProblem, partition: int, wanted_qps: Floats) -> list[
             for region, share in enumerate(problem.region_shares.tolist())
             if share > 0
         }
-        found += _of_class(request_class, wanted, regions, problem.region_shares.tolist())
+        found += _of_class(request_class, wanted, float(more[request_class]), regions, problem.region_shares.tolist())
     return found
 
 
 def _of_class(
-    request_class: int, wanted_qps: float, regions: dict[int, Bools], shares: Sequence[float]
+    request_class: int, wanted_qps: float, unserved_qps: float, regions: dict[int, Bools], shares: Sequence[float]
 ) -> list[Coverage]:
     """Return one row, that with the most demand, for each set of instances that some set of regions reaches."""
     alike: dict[bytes, tuple[Bools, float]] = {}
@@ -258,4 +262,7 @@ def _of_class(
             share = sum(each for _, each in some)
             if share > most.get(union.tobytes(), (union, 0.0))[1]:
                 most[union.tobytes()] = union, share
-    return [Coverage(request_class, reached, share * wanted_qps) for reached, share in most.values()]
+    return [
+        Coverage(request_class, reached, max(share * (wanted_qps + unserved_qps) - unserved_qps, 0.0))
+        for reached, share in most.values()
+    ]
