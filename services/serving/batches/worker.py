@@ -200,31 +200,19 @@ class BatchWorker:
 
     async def _record(self) -> None:
         """Write what has become of lines; what fails to be written is written next time, and refused lines fail."""
-        if not self._outcomes:
-            return
-        try:
-            await self._write_first(len(self._outcomes))
-        except DBAPIError as error:
-            if not refuses(error):
-                raise
-            for _ in list(self._outcomes):
-                await self._write_one()
-
-    async def _write_one(self) -> None:
-        try:
-            await self._write_first(1)
-        except DBAPIError as error:
-            if not refuses(error):
-                raise
-            refused = self._outcomes[0]
-            log.warning("batches.result_refused", line=refused.line.id, error=str(error.orig))
-            self._outcomes[0] = not_stored(refused.line)
-            await self._write_first(1)
-
-    async def _write_first(self, count: int) -> None:
-        async with self._repository.writing() as queries:
-            await queries.batch_work.record(self._outcomes[:count])
-        del self._outcomes[:count]
+        count, refused = len(self._outcomes), None
+        while self._outcomes:
+            try:
+                async with self._repository.writing() as queries:
+                    await queries.batch_work.record(self._outcomes[:count])
+                del self._outcomes[:count]
+            except DBAPIError as error:
+                if not refuses(error) or self._outcomes[0] is refused:
+                    raise
+                if count == 1:
+                    refused = self._outcomes[0] = not_stored(self._outcomes[0].line)
+                    log.warning("batches.result_refused", line=refused.line.id, error=str(error.orig))
+                count = 1
 
     async def _drop(self, lines: Iterable[str]) -> None:
         """Stop awaiting the answers of lines."""
