@@ -48,11 +48,11 @@ from tests.support.servers import ROOT
 
 ROOMS: Mapping[str, Mapping[str, Sequence[str]]] = {
     "router": {
-        "services/router/lanes.py": ("router", "limits", "picking"),
-        "services/router/dispatch.py": ("router", "limits", "picking"),
+        "services/router/lanes.py": ("router", "crowd", "limits", "picking"),
+        "services/router/dispatch.py": ("router", "crowd", "limits", "picking"),
         "services/router/answers.py": ("router", "limits", "picking"),
         "services/router/upstream.py": ("router",),
-        "services/router/breaker.py": ("router", "apps"),
+        "services/router/breaker.py": ("router", "crowd", "apps"),
         "services/router/gate.py": ("router", "limits", "budgets"),
         "services/router/picking/picker.py": ("picking",),
         "services/router/picking/protocol.py": ("picking",),

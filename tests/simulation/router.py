@@ -143,6 +143,7 @@ class _Requests:
         has_fallback: Whether another model is asked, which may have no server.
         flex: How many requests in eight get only what others leave free.
         lines: Whether some are lines of batches, which only get that, too.
+        is_crowd: Whether all come at once, to one server that has one place, and wait for long.
         limits: Of each key.
         let_in: How many requests each key was let in with.
         used: How many tokens each key has used.
@@ -185,7 +186,7 @@ class _Requests:
         self.outcomes: dict[int, list[int]] = {}
         self.has_changed = False
         self.has_fallback = False
-        self.flex, self.lines = 0, False
+        self.flex, self.lines, self.is_crowd = 0, False, False
         self.limits = NO_KEY_LIMITS
         self.let_in, self.used = Counter[str](), Counter[str]()
         self.expected, self.settled, self.excess = Counter[str](), Counter[str](), dict[str, str]()
@@ -568,7 +569,7 @@ def _router(simulation: Simulation, requests: _Requests) -> Router:
         "max_body_bytes": BODY_BYTES,
         "max_buffered_bytes": BODIES_BYTES,
         "max_answer_bytes": ANSWER_BYTES,
-    }
+    } | ({"queue_timeout_s": 6.0, "max_queue": 6} if requests.is_crowd else {})
     settings = RouterSettings.model_construct(**cast(Any, changes))
     router = Router.__new__(Router)
     made = cast(Any, router)
@@ -633,6 +634,7 @@ class _Servers:
         self._known: dict[str, dict[str, Any]] = {}
         self._requests = requests
         names = [*("a", "b", "c")[: 1 + draw(3)], *(OTHER_MODEL, f"{OTHER_MODEL}2")[: draw(3)]]
+        names = names[:1] if requests.is_crowd else names
         requests.has_fallback = self._has_fallback = draw(2) == 1
         for name in names:
             listening = SimulatedServer(simulation.loop, lambda name=name: _ModelServer(simulation, name, requests))
@@ -648,7 +650,7 @@ class _Servers:
                 "location": ("here", "there")[draw(2, often=0.3)],
                 "state": "ready",
                 "request_class": (None, "S", "L")[draw(3)],
-                "capacity": 1 + draw(3),
+                "capacity": 1 if requests.is_crowd else 1 + draw(3),
                 "power_w": 400.0,
                 "gco2_per_kwh": (100.0, 104.0, 108.0, 200.0, None)[draw(5)],
                 "ttft_ms": (None, 4_000.0)[draw(2, often=0.2)],
@@ -698,6 +700,13 @@ async def _at_the_door(router: Router, client: _Client) -> None:
 async def play(simulation: Simulation) -> None:
     """Requests arrive, wait, leave, are refused, preempted and answered; at the end every place is free."""
     await _play(simulation, _Requests())
+
+
+async def crowd(simulation: Simulation) -> None:
+    """As before, but many wait for one place, also while its server is ejected and tried."""
+    requests = _Requests()
+    requests.is_crowd = True
+    await _play(simulation, requests)
 
 
 async def limits(simulation: Simulation) -> None:
@@ -873,6 +882,7 @@ async def _play(simulation: Simulation, requests: _Requests, handle: Handle = _a
 async def _look(simulation: Simulation, router: Router, servers: _Servers, requests: _Requests) -> None:
     """Do what the router repeats, and change the table now and then."""
     draw, often = simulation.choices.below, (0.3, 0.9)[simulation.choices.below(2)]
+    often = 0.02 if requests.is_crowd else often
     for turn in range(10_000):
         await asyncio.sleep(CHECK_S)
         if draw(4, often=often) == 1:
@@ -885,7 +895,7 @@ async def _look(simulation: Simulation, router: Router, servers: _Servers, reque
         simulation.check("a place is given back when the answer is there", not keeps, str(keeps))
         idle = next(filter(None, map(_stands_idle, router.lanes.all())), None)
         simulation.check("no server with room stands beside a request that may use it", idle is None, str(idle))
-        if turn % 4 == 3:
+        if requests.is_crowd or turn % 4 == 3:
             simulation.start(_probe(router))
 
 
@@ -902,7 +912,8 @@ async def _probe(router: Router) -> None:
 
 
 async def _ask(simulation: Simulation, router: Router, requests: _Requests, client: _Client, handle: Handle) -> None:
-    await asyncio.sleep((0.05, 0.4)[simulation.choices.below(2, often=0.3)] * simulation.choices.below(12))
+    often = 0.8 if requests.is_crowd else 0.3
+    await asyncio.sleep((0.05, 0.4)[simulation.choices.below(2, often=often)] * simulation.choices.below(12))
     client.asked_s, client.beside = simulation.loop.time(), simulation.living
     try:
         await handle(router, client)

@@ -23,6 +23,7 @@ from tests.simulation.search import Play
 
 SCENARIOS: dict[str, Play] = {
     "router": router.play,
+    "crowd": router.crowd,
     "limits": router.limits,
     "budgets": router.budgets,
     "picking": picking.play,
