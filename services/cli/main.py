@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -55,6 +56,24 @@ ROOMS = {
 ROOM_OF = {command: room for room, commands in ROOMS.items() for command in commands}
 
 
+def with_plain_numbers(command: Any) -> Any:
+    """Return a command, or a group of them, that refuses ``1_0``, which Python alone reads as ten."""
+    for each in getattr(command, "commands", {}).values():
+        with_plain_numbers(each)
+    for each in getattr(command, "params", ()):
+        each.process_value = partial(_plain, each, each.process_value)
+    return command
+
+
+def _plain(parameter: Any, process: Callable[[Any, Any], Any], context: Any, value: Any) -> Any:
+    found = process(context, value)
+    lists = (each if isinstance(each, list | tuple) else [each] for each in (value, found))
+    for given, read in zip(*lists, strict=False):  # a single value may become a list
+        if isinstance(given, str) and "_" in given and isinstance(read, int | float):
+            raise typer.BadParameter(f"{given!r} is not a number", ctx=context, param=parameter)
+    return found
+
+
 class Commands(TyperGroup):
     """The commands of the rooms, which `register` of each module adds, and those registered already."""
 
@@ -64,10 +83,10 @@ class Commands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         room = ROOM_OF.get(cmd_name)
         if room is None:
-            return super().get_command(ctx, cmd_name)
+            return with_plain_numbers(super().get_command(ctx, cmd_name))
         loaded = typer.Typer()
         import_module(f"services.cli.{room}").register(loaded)
-        return typer.main.get_group(loaded).commands[cmd_name]
+        return with_plain_numbers(typer.main.get_group(loaded).commands[cmd_name])
 
 
 app = typer.Typer(

@@ -4,7 +4,9 @@ import codecs
 import csv
 import re
 from collections.abc import Iterable
-from typing import IO, Any
+from typing import IO, Any, TypeVar
+
+N = TypeVar("N", int, float)
 
 
 def encoding_of(head: bytes) -> str:
@@ -30,11 +32,11 @@ def decoded(content: bytes) -> str:
     return content.decode(encoding_of(content[:4])).replace("\r\n", "\n").replace("\r", "\n")
 
 
-def decimal(text: str) -> float:
+def decimal(text: str, kind: type[N] = float) -> N:
     """Return a number as text; ``ValueError`` for what is none, and for ``1_0``, which Python alone reads as ten."""
     if "_" in text:
         raise ValueError(text)
-    return float(text)
+    return kind(text)
 
 
 def duration(seconds: float) -> str:

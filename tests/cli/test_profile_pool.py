@@ -186,8 +186,8 @@ def test_a_class_that_no_load_can_keep_gets_a_rate_of_zero(cluster: Cluster, tmp
     ("options", "why"),
     [
         (("--mode", "three"), "has no mode three"),
-        (("--levels", "1,x"), "--levels are numbers from 1 to 1024"),
-        (("--lengths", "any=5"), "--lengths is CLASS=INPUT,OUTPUT in tokens"),
+        (("--levels", "1_0"), "--levels are numbers from 1 to 1024"),
+        (("--lengths", "any=5_0,6"), "--lengths is CLASS=INPUT,OUTPUT in tokens"),
         (("--lengths", "SL=5,6"), "--lengths names class SL; classes are any"),
     ],
 )

@@ -52,6 +52,27 @@ def test_no_help_loses_what_stands_in_brackets() -> None:
     assert lost == []
 
 
+def test_no_number_is_written_as_python_alone_reads_it() -> None:
+    wrong = list[tuple[str, str]]()
+    for path, command in commands("wattshift", typer.main.get_group(app)):
+        context = typer.Context(command, info_name=path)
+        for each in command.params:
+            many = each.multiple if hasattr(each, "multiple") else each.nargs != 1
+            given = (["50"], ["5_0"]) if many else ("50", "5_0")
+            try:
+                read = each.process_value(context, given[0])
+                is_number = type(read[0] if isinstance(read, list | tuple) else read) in (int, float)
+            except Exception:  # no number, or one below 50
+                continue
+            if is_number:
+                try:
+                    each.process_value(context, given[1])
+                except typer.BadParameter:
+                    continue
+                wrong.append((path, each.name))
+    assert wrong == []
+
+
 @pytest.mark.parametrize(
     ("words", "without"),
     [

@@ -244,6 +244,7 @@ def test_many_jobs_are_as_many_lines_of_ids(run: Run, gateway: Gateway, tmp_path
         (("-c", "x", "--time", "1y"), "--time: '1y' is not a duration"),
         (("-c", "x", "--deadline", "noon"), "--deadline: 'noon' is not a time"),
         (("-c", "x", "--work", "many"), "--work: 'many' is no amount"),
+        (("-c", "x", "--work", "3_0"), "--work: '3_0' is no amount"),
         (("-c", "x", "--work", "5:miles"), "--work: must be 'steps', 'epochs', 'samples' or 'tokens', not 'miles'"),
         (("-c", "x", "--progress", "log"), "--progress: log needs a pattern"),
         (("-c", "x", "--progress", "log:x"), "--progress: pattern needs a group"),

@@ -24,6 +24,7 @@ from services.contracts.invalid import NAME_PATTERN, explained, field_of, first_
 from services.contracts.jobs import JobSpec
 from services.contracts.secrets import SecretUse
 from services.core.domain.dependencies import Condition
+from services.kit.text import decimal
 
 CAPTURED = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV")
 """Variables of the caller that a job gets unless it runs in a container: they make its ``python3`` the caller's."""
@@ -391,7 +392,7 @@ def _matched(option: str, pattern: str, text: str, what: str) -> re.Match[str]:
 def _work(text: str) -> dict[str, Any]:
     total, _, unit = text.partition(":")
     try:
-        return {"total": float(total), "unit": unit or "steps"}
+        return {"total": decimal(total), "unit": unit or "steps"}
     except ValueError:
         raise CliError(
             f"--work: {text!r} is no amount; write 30000:steps, 90:epochs or 1e6:samples", EXIT_USAGE

@@ -22,6 +22,7 @@ from services.cli.values import filled, json_document, made
 from services.contracts.jobs import GpuRequest, JobSpec, Processes
 from services.contracts.pools import ClassTerms
 from services.contracts.serving import PoolPartition, PoolSpec, ServerMode
+from services.kit.text import decimal
 
 GRACE_S = 10.0
 SINGLE_CLASS_TOKENS = 512, 256  #: Of a request where no thresholds say what is long
@@ -84,7 +85,7 @@ def pool(
 
 def _levels(text: str) -> list[int]:
     try:
-        found = [int(each) for each in text.split(",")]
+        found = [decimal(each, int) for each in text.split(",")]
     except ValueError:
         found = []
     if not found or not all(1 <= each <= 1_024 for each in found):
@@ -98,7 +99,7 @@ def _classes(spec: PoolSpec, lengths: Sequence[str]) -> list[dict[str, Any]]:
     for text in lengths:
         name, _, tokens = text.partition("=")
         try:
-            stated[name] = [int(each) for each in tokens.split(",")]
+            stated[name] = [decimal(each, int) for each in tokens.split(",")]
         except ValueError:
             stated[name] = []
         if len(stated[name]) != 2 or not all(1 <= each <= 10**6 for each in stated[name]):
