@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from services.contracts.carbon import ForecastPoint, IntensityForecast
@@ -96,6 +99,15 @@ def test_what_other_pools_wait_for_is_theirs() -> None:
     assert [node.gpus["A100"] for node in nodes] == [1, 0, 2]
     crowded = without_needs([a_node(1)], [Need(ZONE, {}, "A100", 2)])
     assert crowded[0].gpus["A100"] == 1, "what fits nowhere takes nothing"
+    assert without_needs([], [Need(ZONE, {}, "A100", 2)]) == []
+
+
+@given(st.lists(st.lists(st.integers(1, 4), max_size=4), min_size=1, max_size=4), st.randoms(use_true_random=False))
+def test_what_others_wait_for_is_all_theirs_where_it_has_room(filled: list[list[int]], draw: random.Random) -> None:
+    needs = [Need(ZONE, {}, "A100", size) for sizes in filled for size in sizes]
+    draw.shuffle(needs)
+    left = without_needs([a_node(sum(sizes)) for sizes in filled], needs)
+    assert sum(node.gpus["A100"] for node in left) == 0
 
 
 def test_an_instance_needs_its_gpus_on_one_node() -> None:

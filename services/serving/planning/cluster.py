@@ -110,13 +110,19 @@ class PlaceGpus:
 
 
 def without_needs(nodes: Sequence[Node], needs: Iterable[Need]) -> list[Node]:
-    """Return the nodes less the GPUs that others wait for, each need being met on the first node that can meet it."""
+    """Return the nodes less the GPUs that others wait for, placed so that all fit; else the largest that fit."""
     free = [Counter(node.gpus) for node in nodes]
-    for need in needs:
-        for node, left in zip(nodes, free, strict=True):
-            if node.is_of(need.zone, need.labels) and left[need.model] >= need.gpus:
-                left[need.model] -= need.gpus
-                break
+    of_model: dict[str, list[Need]] = defaultdict(list)
+    for need in sorted(needs, key=lambda need: -need.gpus):
+        of_model[need.model].append(need)
+    for model, waiting in of_model.items():
+        there = np.array([[node.is_of(need.zone, need.labels) for node in nodes] for need in waiting], np.bool_)
+        placed = pack([need.gpus for need in waiting], there, [left[model] for left in free])
+        for at, need in enumerate(waiting):
+            fits = (node for node, left in enumerate(free) if there[at, node] and left[model] >= need.gpus)
+            node = next(fits, None) if placed is None else placed[at]
+            if node is not None:
+                free[node][model] -= need.gpus
     return [Node(node.zone, node.labels, left) for node, left in zip(nodes, free, strict=True)]
 
 
