@@ -15,15 +15,18 @@ from urllib.parse import quote
 
 import asyncpg
 import pytest
+import requests
 import schemathesis
 from hypothesis import HealthCheck, settings
 from schemathesis import Case
 
 from gateway.routes import Route, read_routes
 from services.contracts.identity import Role
+from services.contracts.serving import PLANNER
 from services.simulator.service import OWNER
 from tests.fuzz.asking import BODIES, CONFIG, DESCRIBED, FOLLOWED, JSON, MOST, WORDS, ask, assert_answered
 from tests.fuzz.world import MARKER, World
+from tests.support.api_examples import EXAMPLES
 
 BY_OPERATION = {(route.method, route.path): route for route in read_routes()}
 ROLES = {"a reader": Role.READ_ONLY, "a user": Role.USER, "another tenant": Role.USER, "an operator": Role.OPERATOR}
@@ -57,8 +60,10 @@ KEPT = {
 }
 """Tables that requests write, and their columns that processes write by themselves, too.
 
-Without `simulation_inputs`, and what `OWNER` has: to explain a job, the simulator compares policies by itself.
+Without `simulation_inputs`, and what is `THEIR_OWN`: the simulator compares policies to explain a job, and plans of
+pools and fleets are solved.
 """
+THEIR_OWN = (OWNER.tenant_id, PLANNER.tenant_id)
 ENDS_IT = ("/cancel", "/hold", "/rotate", "/revoke")
 schema = schemathesis.openapi.from_dict(DESCRIBED, config=CONFIG)
 
@@ -83,7 +88,7 @@ class Kept:
     def now(self) -> dict[tuple[str, str], tuple[int, int]]:
         """Return how many rows there are, and a hash of them, by table and tenant."""
         rows = self._loop.run_until_complete(self._connection.fetch(self._query))
-        return {(row[0], row[1] or ""): (row[2], row[3]) for row in rows if row[1] != OWNER.tenant_id}
+        return {(row[0], row[1] or ""): (row[2], row[3]) for row in rows if row[1] not in THEIR_OWN}
 
     def close(self) -> None:
         """Disconnect."""
@@ -167,6 +172,8 @@ class Asking:
             self._assert_same(before, now, who)
         if who == "another tenant":
             assert MARKER not in answer.text or MARKER in str(sent), (self._asked, answer.text)
+            known = set(ID.findall(answer.text)) & set(self._world.objects.values())
+            assert known <= set(ID.findall(str(sent))), (self._asked, answer.text)
             self._assert_same(_of_acme(before), _of_acme(now), who)
         return now
 
@@ -177,6 +184,62 @@ class Asking:
 
 def _of_acme(kept: dict[tuple[str, str], Any]) -> dict[tuple[str, str], Any]:
     return {key: value for key, value in kept.items() if key[1] == "acme"}
+
+
+SAME = ("fleet", "number")  #: Names of what others may see, too, and a number
+OF_TENANTS = [route for route in read_routes() if route.role is Role.USER and "{zone}" not in route.path]
+ID = re.compile(r"[a-z]+_[0-9a-z]{26}")
+
+
+def test_a_tenant_has_one_of_everything_that_paths_name(world: World) -> None:
+    named = {name for route in OF_TENANTS for name in re.findall(r"\{(\w+)\}", route.path)}
+    assert named - {*world.objects} == {"session_id"}, "which is known while its command runs"
+
+
+@pytest.mark.parametrize("route", OF_TENANTS, ids=lambda route: route.operation)
+def test_what_is_another_tenants_is_answered_as_what_is_not_there(route: Route, world: World, kept: Kept) -> None:
+    """Also with an id or a cursor of it that was guessed right."""
+    described = DESCRIBED["paths"][route.path][route.method.lower()]
+    query = {each["name"] for each in described["parameters"] if each["in"] == "query"}
+    asked = {"follow": "false"} if "follow" in query else {}
+    schema = described.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+    body = EXAMPLES.get(schema.get("$ref", "").rpartition("/")[2], {}) if route.has_body else None
+    if route.operation == "put_app":
+        return  # names of applications are all tenants': that one is taken is said
+    missing = {name: made_up(value) for name, value in world.objects.items()} | {
+        name: world.objects[name] for name in SAME
+    }
+
+    def ask_as(who: str, names: dict[str, str], **more: str) -> requests.Response:
+        url = world.stack.gateway_url + filled(route.path, {"session_id": "x" * 26, **names})
+        sent = {"method": route.method, "url": url, "params": {**asked, **more}, "json": body}
+        return ask(world.session, sent, world.somebody[who])
+
+    before = kept.now()
+    if "{" in route.path:
+        theirs, none = ask_as("another tenant", world.objects), ask_as("another tenant", missing)
+        assert (theirs.status_code, plain(theirs, world.objects)) == (none.status_code, plain(none, missing))
+    if "cursor" in query:
+        page = ask_as("a user", world.objects, limit="1").json()
+        cursors = [page["next_cursor"] or world.objects["webhook_id"], *world.objects.values()]
+        for cursor in cursors:
+            theirs, none = (ask_as("another tenant", world.objects, cursor=each) for each in (cursor, made_up(cursor)))
+            assert (theirs.status_code, plain(theirs)) == (none.status_code, plain(none)), (route.path, cursor)
+    assert _of_acme(before) == _of_acme(kept.now())
+
+
+def made_up(value: str) -> str:
+    """Return what could be one more of its kind."""
+    return value[:-1] + ("1" if value.endswith("0") else "0")
+
+
+def plain(answer: requests.Response, named: dict[str, str] | None = None) -> str:
+    """Return an answer without what it was asked about, and when it was."""
+    text = answer.text
+    for name, value in sorted((named or {}).items(), key=lambda each: -len(each[1])):
+        text = text.replace(value, f"({name})") if len(value) > 4 else text
+    text = text.replace('"version":2', '"version":1')  # of a secret that it has twice
+    return re.sub(r'"(request_id|\w+_at|\w*now)":("[^"]*"|null)', "", text)
 
 
 @pytest.mark.parametrize("route", read_routes(), ids=lambda route: route.operation)

@@ -22,11 +22,14 @@ from services.standalone.stack import Stack
 from services.telemetry.endpoints import NODE_PATHS
 from tests.fuzz.asking import WITHIN_S, bearer
 from tests.fuzz.rules import prices
+from tests.serving.fleets import a_fleet, an_app
+from tests.serving.pools import a_spec
 from tests.support.api_examples import EXAMPLES
 from tests.support.control_plane import FakeAgent, eventually
 from tests.support.forked import forked_by_the_supervisor
 from tests.support.servers import ON_PORTS, scratch_folder
 
+ZONE = "US-CAL-CISO"
 HOSTILE, BRIDGE = "node-hostile", "bridge-hostile"
 MARKER = "marker-of-acme"
 """In the names of what belongs to `acme`."""
@@ -191,11 +194,17 @@ async def objects_of_acme(
     webhook = {"url": f"http://127.0.0.1:9/{MARKER}", "events": ["job.ended"]}
     budget = {"tenant_id": "acme", "project": MARKER, "quantity": "kwh", "amount": 500}
     endpoint = {"url": "http://127.0.0.1:9", "models": [MARKER], "location": "here"}
+    pool = a_spec(mode="fixed", places=[{"name": "west", "zone": ZONE}]).model_dump(mode="json")
+    fleet, app = a_fleet(tenants=["acme", "umbra"], zone=ZONE).model_dump(mode="json"), an_app(fleet="shared")
+    reservation = {"name": MARKER, "gpus": 1, "duration_s": 60, "start_at": "2100-01-01T00:00:00Z"}
     simulation = {"policy": ["fifo"], "jobs": "green-day", "carbon": "GB", "start": "2023-08-08", "days": 1}
     for secret in (MARKER, "TAKEN"):
         await made(f"/v1/secrets/{secret}", user, {"value": "x"}, "PUT")
     await made(f"/v1/endpoints/{MARKER}", operator, endpoint, "PUT")
     await made(f"/v1/uploads/{sha256}", user, {"size_bytes": 100}, "PUT")
+    await made(f"/v1/pools/{MARKER}", operator, pool, "PUT")
+    await made("/v1/fleets/shared", operator, fleet, "PUT")
+    await made(f"/v1/apps/{MARKER}", user, app.model_dump(mode="json"), "PUT")
     return {
         "held_job_id": (await made("/v1/jobs", user, held))["id"],
         "array_id": (await made("/v1/jobs", user, {**held, "array": "0-1"}))["id"],
@@ -205,6 +214,11 @@ async def objects_of_acme(
         "simulation_id": (await made("/v1/simulations", user, simulation))["id"],
         "name": "TAKEN",  # as a secret of its own any tenant may have it too
         "endpoint": MARKER,
+        "pool": MARKER,
+        "plan_id": (await made(f"/v1/pools/{MARKER}/plans", operator, None))["id"],
+        "fleet": "shared",
+        "app": MARKER,
+        "reservation_id": (await made("/v1/reservations", user, reservation))["id"],
         "sha256": sha256,
         "tenant_id": "acme",
         "number": "0",
