@@ -16,9 +16,12 @@ from services.core.domain.serving import STEP_S
 from services.core.domain.signal import Signal
 from services.kit.carbon import Carbon
 from services.kit.http import client_of, new_session
+from services.kit.logging import Log
 from services.kit.problems import ProblemError, invalid
 from services.serving.planning.problem import intensity_of
 from services.serving.settings import ServingSettings
+
+log = Log(__name__)
 
 T = TypeVar("T")
 
@@ -87,7 +90,8 @@ class _Kept(Generic[T]):
         if time.monotonic() >= due_s:
             try:
                 found = await self._ask(zone, signal)
-            except ProblemError:
+            except (ProblemError, ValueError) as error:  # or it says what cannot be true: one zone stops no other
+                log.info("carbon.unknown", zone=zone, signal=signal, error=str(error))
                 found = None
             age_s, known = (UNANSWERED_S, known) if found is None else (self.age_s, found)
             self._known[zone, signal] = time.monotonic() + age_s, known

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from services.contracts.apps import FleetPlanState, FleetPlanTrigger
+from services.contracts.carbon import OutlookPoint
+from services.kit.carbon import Carbon
+from services.serving.carbon import Baselines
 from services.serving.fleets.state import rate_per_s
 from services.serving.fleets.triggers import Basis, LastPlan, Present, Service, trigger_of
 from services.serving.repository.fleets import STORED_BASIS
@@ -103,3 +108,17 @@ def test_traffic_that_ends_is_no_longer_planned_for() -> None:
     silent = windows_of([(0, 20)], 10_000.0, 10_000.0)  # and then no router reports any more
     assert rate_per_s(30.0, silent, 10_010.0) == 20
     assert rate_per_s(30.0, silent, 10_050.0) < 10
+
+
+async def test_a_zone_whose_grid_cannot_be_believed_keeps_no_other_fleet_from_its_baseline() -> None:
+    start_at = datetime(2026, 1, 1, tzinfo=UTC)
+    steps = [OutlookPoint(start_at=start_at, end_at=start_at + timedelta(hours=1), gco2_per_kwh=200, kind="measured")]
+
+    class Grids(Carbon):
+        def __init__(self) -> None: ...
+
+        async def outlook(self, zone: str, **_: object) -> Any:
+            points = steps if zone == "GB" else steps * 2  # two values for one hour
+            return SimpleNamespace(now=start_at + timedelta(hours=2), points=points)
+
+    assert await Baselines(Grids()).of([("XX", None), ("GB", None)]) == {("GB", None): 200.0}

@@ -13,6 +13,8 @@ from services.contracts.codes import ProblemCode
 from services.contracts.identity import Identity, Role
 from services.contracts.serving import PlanMode, PlanOutcome, PlanTrigger, PoolPlanQuery, PoolPlanResult
 from services.kit.problems import ProblemError
+from services.serving.planning import planner
+from services.serving.planning.events import Present, Standing
 from services.serving.planning.plans import Plans
 from services.serving.repository import ServingRepository
 from services.serving.repository.plans import plan_repository
@@ -69,6 +71,21 @@ async def test_a_plan_that_cannot_be_decided_keeps_no_other_pool_from_its_plans(
     with pytest.raises(ZeroDivisionError):
         await world.look()
     assert await world.in_force("good") == plan["id"]
+
+
+async def test_a_plan_of_which_no_event_can_be_told_keeps_no_other_from_its_events(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for pool in ("bad", "good"):
+        await world.planned(pool)
+
+    def told(standing: Standing, _: Present) -> PlanTrigger:
+        if standing.pool == "bad":
+            raise ZeroDivisionError
+        return PlanTrigger.NODE_LOST
+
+    monkeypatch.setattr(planner, "event_of", told)
+    assert [(each.pool, event) for each, event in await world.watch.look()] == [("good", PlanTrigger.NODE_LOST)]
 
 
 async def test_what_a_later_release_adds_to_a_stored_plan_is_left_out(world: World) -> None:

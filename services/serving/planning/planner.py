@@ -63,18 +63,19 @@ class EventWatch:
             now, cluster = await queries.now(), await read_cluster(queries.connection)
             windows = await queries.traffic.recent(OVER)
         signals = {each.pool: _signals(each.spec) for each in standing}
-        known = await self._intensities.of({key for places in signals.values() for key in places.values()})
-        found: list[tuple[Standing, PlanTrigger]] = []
-        for each in standing:
+        grids = await self._intensities.of({key for places in signals.values() for key in places.values()})
+
+        def event(of: Standing) -> PlanTrigger | None:
             intensity = {
-                place: known[key].point.gco2_per_kwh
-                for place, key in signals[each.pool].items()
-                if key in known and not known[key].is_stale
+                place: grids[key].point.gco2_per_kwh
+                for place, key in signals[of.pool].items()
+                if key in grids and not grids[key].is_stale
             }
-            qps = mean_qps(windows.get(each.pool, {}), WINDOW_S)
-            event = event_of(each, Present(now, cluster, qps, intensity))
-            if event is not None:
-                found.append((each, event))
+            qps = mean_qps(windows.get(of.pool, {}), WINDOW_S)
+            return event_of(of, Present(now, cluster, qps, intensity))
+
+        events = readable(standing, lambda each: (each, event(each)), "plan", lambda each: each.plan_id)
+        found = [(each, event) for each, event in events if event is not None]
         self._forget({(each.pool, event) for each, event in found}, {plan_id for _, plan_id, _ in rows})
         due = [(each, event) for each, event in found if self._is_due(each, event, now)]
         return sorted(due, key=lambda pair: pair[1] not in RESCUES)
