@@ -75,24 +75,15 @@ class PoolModel:
         return np.clip(np.nan_to_num(values, posinf=0.0), self.model.lower, self.model.upper)
 
 
-def pool_model(
-    problem: PoolProblem,
-    partition: int,
-    wanted_qps: Floats,
-    unserved_qps: Floats | None = None,
-    *,
-    shortfall: bool = False,
-) -> PoolModel:
+def pool_model(problem: PoolProblem, partition: int, wanted_qps: Floats, *, shortfall: bool = False) -> PoolModel:
     """Return the model of ``partition`` that serves ``wanted_qps`` (n_classes,), or the model of its least shortfall.
-
-    ``unserved_qps`` are those of ``coverages``.
 
     The latter minimises the sum of the unserved shares of each class's demand, and nothing else: if requests per second
     counted instead, classes that are expensive to serve would get nothing.
     """
     part, most = problem.partitions[partition], problem.most
     frugal = problem.negative_rates is NegativeRates.FRUGAL
-    needs = coverages(problem, partition, wanted_qps, unserved_qps)
+    needs = coverages(problem, partition, wanted_qps)
     served = np.zeros((most.shape[0], wanted_qps.size, most.shape[1]), np.bool_)
     for need in needs:
         served[:, need.request_class, :] |= need.reached

@@ -144,16 +144,11 @@ def objective_of(problem: PoolProblem, plan: PoolPlan) -> float:
 
 
 def _best(
-    problem: PoolProblem,
-    wanted: Mapping[int, Floats],
-    backend: Backend,
-    budget: _Budget,
-    incumbent: PoolPlan | None,
-    unserved_qps: Floats | None = None,
+    problem: PoolProblem, wanted: Mapping[int, Floats], backend: Backend, budget: _Budget, incumbent: PoolPlan | None
 ) -> PoolPlan:
     candidates: list[_Candidate] = []
     for index, wanted_qps in wanted.items():
-        model = pool_model(problem, index, wanted_qps, unserved_qps)
+        model = pool_model(problem, index, wanted_qps)
         budget.doing = f"bound of partition {index + 1} of {len(problem.partitions)}"
         relaxation = budget.solve(model.model.relaxed(), Backend.HIGHS, EXACT_GAP, None)
         if relaxation.status is not SolveStatus.INFEASIBLE:
@@ -171,7 +166,7 @@ def _best(
             _improve(candidate, backend, budget, start, objective)
             if candidate.values is not None:
                 budget.found(candidate.objective)
-    return _plan_of(problem, wanted, candidates, backend, budget, unserved_qps)
+    return _plan_of(problem, wanted, candidates, backend, budget)
 
 
 def _improve(
@@ -218,12 +213,7 @@ def _near(model: PoolModel, relaxation: Solution, share: float, below: int) -> L
 
 
 def _plan_of(
-    problem: PoolProblem,
-    wanted: Mapping[int, Floats],
-    candidates: list[_Candidate],
-    backend: Backend,
-    budget: _Budget,
-    unserved_qps: Floats | None,
+    problem: PoolProblem, wanted: Mapping[int, Floats], candidates: list[_Candidate], backend: Backend, budget: _Budget
 ) -> PoolPlan:
     best = min(candidates, key=lambda each: (each.objective, each.partition))
     bound = min(each.bound for each in candidates)
@@ -243,7 +233,7 @@ def _plan_of(
         note=note,
     )
     if problem.negative_rates is NegativeRates.FRUGAL:
-        plan = without_needless(problem, plan, wanted[best.partition], unserved_qps)
+        plan = without_needless(problem, plan, wanted[best.partition])
     objective = objective_of(problem, plan)
     bound = -np.inf if any(each.model.is_clipped for each in candidates) else min(bound, objective)
     proven = _gap(objective, bound) <= 1.001 * max(budget.gap or 0.0, EXACT_GAP)  # a solver's bound is rounded
@@ -251,9 +241,7 @@ def _plan_of(
     return replace(plan, status=status, objective=objective, bound=None if np.isinf(bound) else bound)
 
 
-def without_needless(
-    problem: PoolProblem, plan: PoolPlan, wanted_qps: Floats, unserved_qps: Floats | None = None
-) -> PoolPlan:
+def without_needless(problem: PoolProblem, plan: PoolPlan, wanted_qps: Floats) -> PoolPlan:
     """Return the plan without instances whose requests the others of their class can serve, costliest first.
 
     Such instances are left only by the solver's tolerances, and by negative rates that were counted as 0. Where power
@@ -263,7 +251,7 @@ def without_needless(
     assert plan.partition is not None
     part = problem.partitions[plan.partition]
     instances, kept = plan.instances.copy(), plan.kept.copy()
-    needs = coverages(problem, plan.partition, wanted_qps, unserved_qps)
+    needs = coverages(problem, plan.partition, wanted_qps)
     by_load_w, costs_power = problem.by_load_w(plan.partition), (problem.rate_sums >= 0)[:, None]
     for request_class in range(wanted_qps.size):
         own = [need for need in needs if need.request_class == request_class]
@@ -290,7 +278,8 @@ def _least_shortfall(problem: PoolProblem, wanted: Mapping[int, Floats], backend
     lacking = {index: _lacking(problem, index, wanted_qps, budget) for index, wanted_qps in wanted.items()}
     partition = min(lacking, key=lambda index: (lacking[index].sum() / wanted[index].sum(), index))
     served = np.maximum(wanted[partition] - lacking[partition] - EPSILON_QPS, 0.0)
-    plan = _best(problem, {partition: served}, backend, budget, None, wanted[partition] - served)
+    without = replace(problem, unserved_qps=wanted[partition] - served)
+    plan = _best(without, {partition: served}, backend, budget, None)
     if plan.partition is None:
         return plan
     left = problem.gpus - np.einsum("nm,mc->nc", plan.totals(), problem.mode_gpus)

@@ -9,7 +9,7 @@ Source: FREESH section 3.1, equation 1.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 
 import numpy as np
@@ -80,6 +80,7 @@ class PoolProblem:
     node_kinds: tuple[NodeKind, ...] = ()
     """The nodes on which each instance must fit whole; if there are none for a location and type, only the sums in
     ``gpus`` count."""
+    unserved_qps: Floats | None = None  #: (n_classes,) beside what is to be served; of whichever regions it is
 
     def __post_init__(self) -> None:
         if (self.locked @ self.mode_gpus > self.gpus).any():
@@ -218,9 +219,7 @@ class Coverage:
     needed_qps: float  #: Requests per second with head-room, from the regions that reach no others
 
 
-def coverages(
-    problem: PoolProblem, partition: int, wanted_qps: Floats, unserved_qps: Floats | None = None
-) -> list[Coverage]:
+def coverages(problem: PoolProblem, partition: int, wanted_qps: Floats) -> list[Coverage]:
     """Return what the instances of a partition must serve together; for each class, all of its demand comes first.
 
     Requests of a class come from *regions*, each with its share, and a region reaches the instances whose latency,
@@ -231,10 +230,8 @@ def coverages(
 
     Args:
         wanted_qps: (n_classes,) demand of all regions, with head-room.
-        unserved_qps: (n_classes,) further demand that is not served, of whichever regions; None for none.
     """
-    part = problem.partitions[partition]
-    more = np.zeros_like(wanted_qps) if unserved_qps is None else unserved_qps
+    part, unserved = problem.partitions[partition], problem.unserved_qps
     reach, found = problem.reach_of(partition), list[Coverage]()
     for request_class, wanted in enumerate(wanted_qps.tolist()):
         usable = part.usable[request_class][None, :]
@@ -243,12 +240,14 @@ def coverages(
             for region, share in enumerate(problem.region_shares.tolist())
             if share > 0
         }
-        found += _of_class(request_class, wanted, float(more[request_class]), regions, problem.region_shares.tolist())
+        lacks = 0.0 if unserved is None else float(unserved[request_class])
+        for each in _of_class(request_class, wanted + lacks, regions, problem.region_shares.tolist()):
+            found.append(replace(each, needed_qps=max(each.needed_qps - lacks, 0.0)))
     return found
 
 
 def _of_class(
-    request_class: int, wanted_qps: float, unserved_qps: float, regions: dict[int, Bools], shares: Sequence[float]
+    request_class: int, wanted_qps: float, regions: dict[int, Bools], shares: Sequence[float]
 ) -> list[Coverage]:
     """Return one row, that with the most demand, for each set of instances that some set of regions reaches."""
     alike: dict[bytes, tuple[Bools, float]] = {}
@@ -262,7 +261,4 @@ def _of_class(
             share = sum(each for _, each in some)
             if share > most.get(union.tobytes(), (union, 0.0))[1]:
                 most[union.tobytes()] = union, share
-    return [
-        Coverage(request_class, reached, max(share * (wanted_qps + unserved_qps) - unserved_qps, 0.0))
-        for reached, share in most.values()
-    ]
+    return [Coverage(request_class, reached, share * wanted_qps) for reached, share in most.values()]
