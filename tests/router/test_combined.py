@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -83,7 +84,10 @@ def test_a_request_reaches_the_servers_that_its_caller_and_its_model_allow(table
                 request = ServingRequest(f"r{at}", 0.0, 10.0, tenant=caller.tenant_id)
                 ticket = Ticket(request, 60.0, {}, Work(10, 10.0), (model, caller), pool.is_mixed)
                 taken: list[Server] = []
+                everywhere = frozenset(each.origin.authority for each in fleet.every_server())
+                carried = replace(ticket, request=replace(request), among=everywhere)  # as a gateway asks the picker
                 while (server := lane.choose(ticket, 1e9)) is not None:  # each holds one
+                    assert lane.choose(carried, 1e9) is server, "a gateway is told another one"
                     server.held += 1
                     taken.append(server)
                 for server in taken:
