@@ -20,7 +20,6 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from services.contracts.batches import Batch, BatchRequest
 from services.contracts.identity import NO_KEY_LIMITS, Identity, KeyLimits, Role
-from services.contracts.routing import RoutedServer, RoutingTable
 from services.db.database import connect
 from services.db.engine import create_engine
 from services.kit.disk import DiskWatch
@@ -33,9 +32,9 @@ from services.serving.carbon import Forecasts, Grid, Points
 from services.serving.repository import Queries, ServingRepository
 from services.serving.repository.batch_work import ClaimedLine, OpenBatch, Outcome
 from services.serving.repository.batches import BatchRows
-from services.serving.routing import Routing
 from services.serving.settings import ServingSettings
 from tests.serving.batches import line, written
+from tests.support.batches import Known, Table, unlimited
 from tests.support.routers import MODEL
 from tests.support.tokens import TOKEN, tokens
 
@@ -63,39 +62,6 @@ class Crashing(ServingRepository):
                 raise CrashError
         if self.left == 0:
             raise CrashError
-
-
-class Table(Routing):
-    """Knows two model servers."""
-
-    def __init__(self, *places: str) -> None:
-        self.zones = {place: (place, None) for place in places}
-        self.servers = [
-            RoutedServer(
-                id=place,
-                url="http://x",
-                location=place,
-                state="ready",
-                tenant_id="acme",
-                models=[MODEL],
-                capacity=4,
-                gco2_per_kwh=100.0,
-            )
-            for place in places
-        ]
-
-    async def table(self) -> RoutingTable:
-        return RoutingTable(made_at=datetime.now(UTC), pools=[], servers=self.servers)
-
-
-class Known(Forecasts):
-    """Has the forecasts that a test gives it."""
-
-    def __init__(self, **points: Points) -> None:
-        self.points = points
-
-    async def of(self, wanted: Iterable[Grid]) -> dict[Grid, Points]:
-        return {grid: self.points[grid[0]] for grid in wanted if grid[0] in self.points}
 
 
 class Answering(Sender):
@@ -159,10 +125,6 @@ class Place:
         connection = await connect(self.settings.database_url, application_name="test")
         await connection.execute(query, *values)
         await connection.close()
-
-
-async def unlimited(_: str) -> KeyLimits:
-    return NO_KEY_LIMITS
 
 
 async def upload(batches: Batches, content: bytes, caller: Identity = CALLER) -> str:

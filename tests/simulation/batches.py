@@ -29,10 +29,10 @@ from services.serving.batches.worker import BatchWorker
 from services.serving.repository import ServingRepository
 from services.serving.repository.batch_work import ClaimedLine
 from services.serving.settings import ServingSettings
-from tests.serving.test_batch_worker import Known, Table, unlimited
 from tests.simulation import model_servers, postgres, system
 from tests.simulation.loop import Simulation
 from tests.simulation.postgres import SimulatedPostgres
+from tests.support.batches import Known, Table, unlimited
 from tests.support.routers import MODEL
 
 STEPS = 60_000

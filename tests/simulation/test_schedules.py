@@ -52,20 +52,18 @@ def test_a_schedule_that_failed_once_does_not_any_more(each: dict[str, str]) -> 
     assert breach is None
 
 
-def outcomes() -> dict[str, list[Any]]:
-    """Return what some schedules of each scenario come to, to the last choice and step."""
-    played = {name: [play_once(play, seed)[0] for seed in range(2)] for name, play in SCENARIOS.items()}
-    return {name: [_end(each) for each in simulations] for name, simulations in played.items()}
-
-
-def _end(simulation: Simulation) -> list[Any]:
+def end(simulation: Simulation) -> list[Any]:
+    """Return what a schedule came to, to the last choice and step."""
     return [simulation.loop.steps, simulation.loop.time(), simulation.choices.made]
 
 
 def test_a_schedule_repeats_to_the_last_step_in_any_process() -> None:
     code = (
         "import json, logging; logging.disable(logging.CRITICAL)\n"
-        "from tests.simulation.test_schedules import outcomes\nprint(json.dumps(outcomes()))"
+        "from tests.simulation.scenarios import SCENARIOS\nfrom tests.simulation.search import play_once\n"
+        "played = {name: [play_once(play, seed)[0] for seed in range(2)] for name, play in SCENARIOS.items()}\n"
+        "ends = lambda all: [(each.loop.steps, each.loop.time(), each.choices.made) for each in all]\n"
+        "print(json.dumps({name: ends(each) for name, each in played.items()}))"
     )
     elsewhere = subprocess.run(
         [sys.executable, "-c", code],
@@ -75,8 +73,8 @@ def test_a_schedule_repeats_to_the_last_step_in_any_process() -> None:
         check=True,
     ).stdout
     for name, ends in json.loads(elsewhere).items():
-        for seed, end in enumerate(ends):
-            assert _end(play_once(SCENARIOS[name], end[2])[0]) == end, f"{name}, seed {seed}"
+        for seed, other in enumerate(ends):
+            assert end(play_once(SCENARIOS[name], other[2])[0]) == other, f"{name}, seed {seed}"
 
 
 def withdraw_without_giving_back(self: Lane, ticket: Ticket) -> None:
