@@ -201,7 +201,7 @@ class _Cell:
 
     def _turn(self, copy: _Copy) -> None:
         draw = self.simulation.choices.below
-        if copy.state is S.QUEUED and draw(3) == 1:
+        if copy.state is S.QUEUED and (draw(3) == 1) is not self.simulation.is_calm:
             copy.state, copy.generation = S.RUNNING, copy.generation + 1
         elif copy.state is S.RUNNING and copy.is_to_stop and draw(2):
             copy.become(S.CANCELLED)
@@ -265,8 +265,11 @@ class World(system.World):
         for table, rows in self.backup.items():
             filled = f"INSERT INTO {table} SELECT * FROM json_populate_recordset(NULL::{table}, $rows${rows}$rows$)"
             self.database.rows(f"DELETE FROM {table}; {filled}")
-        back = "UPDATE jobs SET state = 'queued' WHERE coalesce(cell, '') = '' AND state = 'running'"
-        self.database.rows(f"{UNPLACE}; {back}; {RENUMBER.replace('$1', str(GENERATIONS))}")
+        self.database.rows(f"{UNPLACE}; {RENUMBER.replace('$1', str(GENERATIONS))}")
+        for state, wish in _LEAVES.items():  # as the scheduler has it of gangs that are lost
+            ended_at = "now()" if state == "cancelled" else "NULL"
+            back = f"UPDATE jobs SET state = '{state}', hold_requested = false, ended_at = {ended_at}"
+            self.database.rows(f"{back} WHERE coalesce(cell, '') = '' AND state = 'running' AND {wish}")
         known = {str(row[0]) for row in self.database.rows("SELECT id FROM jobs")}
         self.made = [each for each in self.made if each in known]
         self.at_home.clear()
@@ -456,11 +459,11 @@ async def _schedule(world: World) -> None:
     draw = world.simulation.choices.below
     while True:
         await asyncio.sleep(3.0 + draw(4))
-        if draw(2):
+        if draw(2) or world.simulation.is_calm:
             world.at_home.update(str(row[0]) for row in world.database.rows(_START))
         for job_id in sorted(world.at_home):
             way = draw(3 if world.simulation.is_calm else 8)
-            if way == 1:
+            if (way == 1) is not world.simulation.is_calm:
                 world.database.rows(_STOP.format(state="succeeded", ended_at="now()", id=job_id, which="true"))
             else:
                 for state, wish in _LEAVES.items():
