@@ -51,10 +51,11 @@ def test_every_answer_was_promised(case: Case, world: World) -> None:
     _make_answerable(case, world)
     headers = {**world.admin, **dict(case.headers or {})}
     answer = case.call(base_url=world.stack.gateway_url, headers=headers, session=world.session)
+    is_elsewhere = answer.status_code == 503 and (case.method, case.path) == ("POST", "/v1/cells")  # as `asking` has it
     case.validate_response(
         answer,
         checks=[
-            not_a_server_error,
+            *([] if is_elsewhere else [not_a_server_error]),
             checks.status_code_conformance,
             checks.content_type_conformance,
             checks.response_schema_conformance,
