@@ -178,7 +178,7 @@ class _Shims:
         drawn: What its devices drew.
         most_ahead_s: By how much it was ever ahead or behind.
         stalls: How often an agent stands still where it does most harm.
-        stood_s: For how long its agent stood still at most.
+        stood_s, stood_in_all_s: For how long its agent stood still: at most at once, and in all.
     """
 
     simulation: Simulation
@@ -200,6 +200,7 @@ class _Shims:
     most_ahead_s: float = 0.0
     stalls: float = 0.0
     stood_s: float = 0.0
+    stood_in_all_s: float = 0.0
     drawn: Drawn = field(init=False)
     beginning: _Judged | None = None
     _pids: Iterator[int] = field(default_factory=lambda: itertools.count(1_000))
@@ -406,6 +407,7 @@ class _Shims:
         if process is not None and self.stalls and not self.simulation.is_calm and draw(2, often=self.stalls):
             length_s = STALLS_S[draw(len(STALLS_S))]
             self.stood_s = max(self.stood_s, length_s)
+            self.stood_in_all_s += length_s
             process.stand_still(length_s)
 
     def rejected(self, reject: Any) -> Any:
@@ -716,12 +718,13 @@ class _Health:
     def __init__(self, simulation: Simulation, agent: _Agent) -> None:
         self._simulation, self._agent = simulation, agent
         self._faults: list[Any] = []
-        self._looked_s = -math.inf
+        self._looked_s, self._stood_s = -math.inf, 0.0
         self.temperatures_c: dict[int, float | None] = {}
 
     def look(self, _: float) -> bool:
         """Whether anything is new."""
-        self._looked_s = shim.clock()
+        shims = cast(Any, self._agent)._stand_in.shims
+        self._looked_s, self._stood_s = shim.clock(), shims.stood_in_all_s
         found = not self._simulation.is_calm and self._simulation.choices.below(4, often=0.3) == 1
         if found:
             self._faults = [SimpleNamespace(gpu=self._simulation.choices.below(GPUS))]
@@ -730,8 +733,9 @@ class _Health:
     def due_probes(self, _: float) -> list[Any]:
         """Return the faults that a probe may show to be gone."""
         late_s = shim.clock() - self._looked_s
-        stood_s = math.inf if self._simulation.is_calm else cast(Any, self._agent)._stand_in.shims.stood_s
-        is_soon = late_s < 0.95 * HEALTH_S + stood_s  # its whole host stands still at the end
+        shims = cast(Any, self._agent)._stand_in.shims
+        stood_s = max(shims.stood_s, shims.stood_in_all_s - self._stood_s)  # it may have stood still more than once
+        is_soon = self._simulation.is_calm or late_s < 0.95 * HEALTH_S + stood_s  # its whole host does at the end
         self._simulation.check("a GPU is tried as soon as it may be", is_soon, f"{late_s:.2f} s")
         return self._faults
 
