@@ -65,7 +65,7 @@ class Quota:
         stays = jobs.phase != PREEMPTING
         self._claimed = jobs.gpus_by_tenant(stays if all_runs_on else stays & ~jobs.preemptible)
         self._standing: Standing | None = None
-        if snapshot.tenant_guarantees:
+        if any(snapshot.tenant_guarantees.values()):
             self._standing = Standing.of(snapshot)
             self._firm = jobs.gpus_by_tenant(stays & ~jobs.preemptible & self._standing.counts)
             self._lent = sum(max(gpus - self._guaranteed(tenant), 0) for tenant, gpus in self._firm.items())
