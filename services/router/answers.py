@@ -21,7 +21,7 @@ from services.router.metrics import Metrics
 from services.router.openai import JSON
 from services.router.reports import UsageReporter
 from services.router.settings import RouterSettings
-from services.router.stored_answers import Marked
+from services.router.stored_answers import Marked, StoredAnswers
 from services.router.streams import Footprint, StreamReader
 from services.router.turn import NO_TOKENS, Expected, Tokens, Turn
 from services.router.upstream import Connection, UpstreamError
@@ -116,8 +116,8 @@ class Outcomes:
 class AnswerPasser:
     """Passes answers on."""
 
-    def __init__(self, outcomes: Outcomes, settings: RouterSettings) -> None:
-        self._outcomes, self._settings = outcomes, settings
+    def __init__(self, outcomes: Outcomes, settings: RouterSettings, stored: StoredAnswers) -> None:
+        self._outcomes, self._settings, self._stored = outcomes, settings, stored
 
     async def whole(self, turn: Turn, server: Server, connection: Connection, give_back: Callable[[], float]) -> int:
         """Pass on an answer that is not a stream; return the status that it counts as: 502 if it is not JSON.
@@ -144,7 +144,7 @@ class AnswerPasser:
         if status == 200:
             self._outcomes.learn(turn, server, now_s, tokens)
             if is_plain:
-                content = _names(turn, server).of(content)
+                content = self._names(turn, server).of(content)
             stated = output if kind.is_answer else 0
             if stated is not None:
                 self._outcomes.came_at_once(turn, server, now_s, stated)
@@ -164,6 +164,14 @@ class AnswerPasser:
         self._outcomes.end(turn, server, status, share_s, tokens, footprint)
         await turn.received.exchange.answer(connection.status, headers, content)
         return status
+
+    def _names(self, turn: Turn, server: Server) -> Renamed:
+        """Return what gives an answer's model the name that it was asked for by, or that of the fallback."""
+        asked, tenant_id = turn.received.asked, turn.received.key.identity.tenant_id
+        name = orjson.dumps(asked.name if turn.model == asked.model else turn.model)
+        if turn.received.kind.errors != "responses":
+            return Renamed(name)
+        return Marked(name, asked.fields, lambda answer_id: self._stored.mark(answer_id, server.id, tenant_id))
 
     def left(self, turn: Turn, server: Server, share_s: float) -> None:
         """Count a request whose client left before the answer began, with what the server spent on it."""
@@ -196,7 +204,7 @@ class AnswerPasser:
             hides_usage=turn.asks_usage,
             has_comment=wants_comment(exchange, self._settings),
             token_mark=received.kind.token_mark,
-            renamed=_names(turn, server),
+            renamed=self._names(turn, server),
         )
         status = connection.status
         # What fails until here was no answer: another server may be asked.
@@ -266,13 +274,6 @@ def _passed(turn: Turn, connection: Connection) -> list[Header]:
     others = [each for each in passed if not each[0].startswith(LIMITS)]
     has_own = len(others) < len(passed) and any(name.startswith(LIMITS) for name, _ in turn.received.exchange.extra)
     return others if has_own else passed
-
-
-def _names(turn: Turn, server: Server) -> Renamed:
-    """Return what gives an answer's model the name that it was asked for by, or that of the fallback."""
-    asked = turn.received.asked
-    name = orjson.dumps(asked.name if turn.model == asked.model else turn.model)
-    return Marked(name, server.id, asked.fields) if turn.received.kind.errors == "responses" else Renamed(name)
 
 
 def is_stream(headers: list[Header]) -> bool:

@@ -59,6 +59,7 @@ from services.router.peers import Peers
 from services.router.probes import Trials, probe, read_load
 from services.router.reports import ObservationReporter, TrafficReporter, UsageReporter
 from services.router.settings import RouterSettings
+from services.router.stored_answers import StoredAnswers
 from services.router.table import TableReader
 from services.router.upstream import CHECK_S, Limits
 from services.router.upstream_keys import UpstreamKeys
@@ -121,6 +122,7 @@ class Router:
         writer = RequestWriter(settings.order, self.upstream_keys)
         self.trials = Trials(self.fleet, self.lanes, writer)
         self.gate = gate = Gate(settings, keys)
+        stored = StoredAnswers(settings.credential.own_keys("stored answers"))
         dispatcher = Dispatcher(
             settings,
             self.fleet,
@@ -129,7 +131,8 @@ class Router:
             self.expectations,
             self.upstream_keys,
             writer,
-            AnswerPasser(outcomes, settings),
+            AnswerPasser(outcomes, settings, stored),
+            stored,
             self.metrics,
             self.traffic.arrived,
             self.limits,

@@ -19,7 +19,7 @@ from services.router.openai import DoorError
 from services.router.outgoing import RequestWriter
 from services.router.reports import unreported
 from services.router.settings import RouterSettings
-from services.router.stored_answers import server_of
+from services.router.stored_answers import StoredAnswers
 from services.router.turn import Received, Turn
 from services.router.upstream import NOT_ITS_FAULT, Connection, Limits, UpstreamError
 from services.router.upstream_keys import UpstreamKeys
@@ -46,6 +46,7 @@ class Dispatcher:
     keys: UpstreamKeys
     writer: RequestWriter
     answers: AnswerPasser
+    stored: StoredAnswers
     metrics: Metrics
     arrived: Callable[[Pool, float, int, float], Callable[[int, int], None]]  #: Counts a request for the planner
     limits: Limits  #: Bound a request's time
@@ -101,6 +102,8 @@ class Dispatcher:
             except QueueFullError as full:
                 detail = f"Too many requests wait for the model {model}."
                 failure = DoorError(429, "queue_full", detail, retry_after_s=full.retry_after_s)
+            except DoorError as unknown:
+                failure = unknown
             except NoSpareError:
                 detail = f"Others leave no room for the model {model} now."
                 failure = DoorError(429, "resource_unavailable", detail, retry_after_s=2)
@@ -154,7 +157,7 @@ class Dispatcher:
             turn.pool.is_mixed,
             received.asked.may_repeat,
             least_accuracy_pct=received.least_accuracy_pct,
-            only_at=server_of(received.asked.fields, turn.pool.servers),
+            only_at=self.stored.server_of(received.asked.fields, turn.pool.servers, received.key.identity.tenant_id),
             among=None if received.carrier is None else received.carrier.reaches,
         )
         timeout_s = self.settings.queue_timeout_s

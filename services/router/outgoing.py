@@ -51,7 +51,7 @@ class RequestWriter:
         if usual != asked.fields.get("priority", 0):
             changes["priority"] = usual
         if ticket.only_at is not None:
-            changes[FIELD] = own_id(asked.fields[FIELD], server.id)
+            changes[FIELD] = own_id(asked.fields[FIELD])
         options = asked.fields.get("stream_options")
         turn.asks_usage = (
             asked.is_stream

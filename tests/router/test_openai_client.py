@@ -14,10 +14,11 @@ from openai import AsyncOpenAI
 from openai.types.responses import Response
 
 from services.contracts.identity import KeyLimits
+from services.router.stored_answers import own_id
 from tests.gateway.peer import a_peer
 from tests.router.conftest import Stage
 from tests.router.test_kinds import OWN, event
-from tests.support.routers import MODEL, Running, a_key, a_routed_server
+from tests.support.routers import MODEL, Running, a_key, a_routed_pool, a_routed_server
 
 HELLO = [{"role": "user", "content": "Hello"}]
 
@@ -158,15 +159,45 @@ async def test_what_continues_a_stored_answer_reaches_the_server_that_has_it(
         assert third.output_text == each.output_text
 
 
-async def test_an_answer_whose_server_is_gone_is_missed_by_the_server_that_is_asked(
+@pytest.mark.parametrize("path", ["responses", "responses/compact"])
+async def test_an_answer_is_continued_by_nobody_else_and_not_once_its_server_is_gone(
+    client: AsyncOpenAI, router: Running, stage: Stage, storing: list[Responses], path: str
+) -> None:
+    stage.plane.pools[0] = stage.plane.pools[0].model_copy(update={"tenants": ["*"]})
+    stage.plane.servers = [each.model_copy(update={"tenants": ["*"]}) for each in stage.plane.servers]
+    await router.adopted()
+    other = client.with_options(api_key=a_key("umbra"))
+    ours, theirs = [await each.responses.create(model=MODEL, input="Hello") for each in (client, other)]
+    sent = len(asked := [*storing[0].asked, *storing[1].asked])
+
+    async def is_unknown(who: AsyncOpenAI, previous: object) -> None:
+        with pytest.raises(openai.NotFoundError) as missing:
+            await who.post(path, cast_to=object, body={"model": MODEL, "previous_response_id": previous})
+        assert (missing.value.code, missing.value.param) == ("previous_response_not_found", "previous_response_id")
+
+    own, mark = own_id(ours.id), theirs.id.removeprefix(own_id(theirs.id))
+    for given in (ours.id, own, own + mark, ours.id[:-1], ours.id + ours.id, "resp_never-s00000000", "", [own], 1):
+        await is_unknown(other, given)
+    await is_unknown(client, own)
+    del stage.plane.servers[0 if ours.output_text == "one 1" else 1]
+    await router.adopted()
+    await is_unknown(client, ours.id)
+    assert sent == len(asked) == 2, "no server was asked"
+    assert len([*storing[0].asked, *storing[1].asked]) == sent
+
+
+async def test_an_answer_that_a_fallback_gave_is_continued_there(
     client: AsyncOpenAI, router: Running, stage: Stage, storing: list[Responses]
 ) -> None:
-    first = await client.responses.create(model=MODEL, input="Hello")
-    del stage.plane.servers[0 if first.output_text == "one 1" else 1]
+    (pool,), servers = stage.plane.pools, stage.plane.servers
+    stage.plane.pools = [pool.model_copy(update={"fallback": ["spare"]}), a_routed_pool("spare", models=["spare"])]
+    stage.plane.servers = [servers[1].model_copy(update={"pool": "spare"})]
     await router.adopted()
-    for unknown in (first.id, "resp_never-s00000000", "resp_never"):
-        with pytest.raises(openai.NotFoundError, match=unknown):
-            await client.responses.create(model=MODEL, input="Hello", previous_response_id=unknown)
+    first = await client.responses.create(model=MODEL, input="Hello")
+    stage.plane.servers = [servers[0], *stage.plane.servers]
+    await router.adopted()
+    second = await client.responses.create(model=MODEL, input="Hello", previous_response_id=first.id)
+    assert (first.output_text, second.output_text) == ("two 1", "two 1")
 
 
 async def test_too_many_requests_are_the_clients_own_kind(client: AsyncOpenAI, stage: Stage) -> None:

@@ -60,6 +60,7 @@ from services.router.outgoing import RequestWriter
 from services.router.probes import Trials, probe
 from services.router.reports import unreported
 from services.router.settings import RouterSettings
+from services.router.stored_answers import StoredAnswers
 from services.router.turn import Received, Tokens, Turn
 from services.router.upstream import CHECK_S, KEPT_S, Connection, Limits, Origin, UpstreamError
 from tests.simulation.kept import kept
@@ -604,6 +605,7 @@ def _put_together(router: Router, clock_s: Callable[[], float], requests: _Reque
     made.gate = Gate(settings, cast(Any, _Keys(requests)))
     made.gate.limiter = RateLimiter(clock_s)
     made.gate.rules = KeyRules(made.gate.limiter)
+    stored = StoredAnswers([b"key"])
     dispatcher = Dispatcher(
         settings,
         router.fleet,
@@ -612,7 +614,8 @@ def _put_together(router: Router, clock_s: Callable[[], float], requests: _Reque
         expectations,
         router.upstream_keys,
         writer,
-        AnswerPasser(Outcomes(expectations, router.metrics, nothing, nothing), settings),
+        AnswerPasser(Outcomes(expectations, router.metrics, nothing, nothing), settings, stored),
+        stored,
         router.metrics,
         arrived,
         made.limits,
