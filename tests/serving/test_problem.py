@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -92,22 +93,30 @@ def test_a_place_has_the_gpus_of_its_zone_and_labels_up_to_its_limit() -> None:
 
 
 def test_what_other_pools_wait_for_is_theirs() -> None:
-    nodes = without_needs(
-        [a_node(1), a_node(4, net="ib"), a_node(4)],
-        [Need(ZONE, {}, "A100", 2), Need(ZONE, {}, "A100", 2), Need(ZONE, {}, "A100", 2), Need("DE", {}, "A100", 1)],
-    )
-    assert [node.gpus["A100"] for node in nodes] == [1, 0, 2]
-    crowded = without_needs([a_node(1)], [Need(ZONE, {}, "A100", 2)])
+    nodes = [a_node(1), a_node(4, net="ib"), a_node(4)]
+    idle = [Counter(node.gpus) for node in nodes]
+    needs = [Need(ZONE, {}, "A100", 2), Need(ZONE, {}, "A100", 2), Need(ZONE, {}, "A100", 2), Need("DE", {}, "A100", 1)]
+    assert [node.gpus["A100"] for node in without_needs(nodes, needs, idle)] == [1, 0, 2]
+    crowded = without_needs(nodes[:1], needs[:1], idle[:1])
     assert crowded[0].gpus["A100"] == 1, "what fits nowhere takes nothing"
-    assert without_needs([], [Need(ZONE, {}, "A100", 2)]) == []
+    assert without_needs([], needs, []) == []
+    yielded = without_needs(nodes, [Need(ZONE, {}, "A100", 4)], [Counter({"A100": 1}) for _ in nodes])
+    assert sum(node.gpus["A100"] for node in yielded) == 5, "where no idle ones suffice, they get the pool's own"
 
 
-@given(st.lists(st.lists(st.integers(1, 4), max_size=4), min_size=1, max_size=4), st.randoms(use_true_random=False))
-def test_what_others_wait_for_is_all_theirs_where_it_has_room(filled: list[list[int]], draw: random.Random) -> None:
-    needs = [Need(ZONE, {}, "A100", size) for sizes in filled for size in sizes]
-    draw.shuffle(needs)
-    left = without_needs([a_node(sum(sizes)) for sizes in filled], needs)
-    assert sum(node.gpus["A100"] for node in left) == 0
+@given(
+    st.lists(st.tuples(st.lists(st.integers(1, 4), max_size=4), st.integers(0, 4)), min_size=1, max_size=4),
+    st.randoms(use_true_random=False),
+)
+def test_what_others_wait_for_is_all_theirs_where_it_has_room(
+    filled: list[tuple[list[int], int]], draw: random.Random
+) -> None:
+    sizes = [size for sizes, _ in filled for size in sizes]
+    draw.shuffle(sizes)
+    nodes = [a_node(sum(sizes) + own) for sizes, own in filled]
+    idle = [Counter({"A100": sum(sizes)}) for sizes, _ in filled]
+    left = without_needs(nodes, [Need(ZONE, {}, "A100", size) for size in sizes], idle)
+    assert [node.gpus["A100"] for node in left] == [own for _, own in filled], "the pool's own stay with it"
 
 
 def test_an_instance_needs_its_gpus_on_one_node() -> None:

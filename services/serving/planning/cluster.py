@@ -75,19 +75,15 @@ class Cluster:
             by_plans_in_force: Whether other pools get what their plans in force want; by default, they get what plans
                 that may still be put in force want.
         """
-        nodes = [
-            Node(
-                node.zone,
-                node.labels,
-                Counter(
-                    model for index, model in node.devices.items() if self.held.get((node.id, index), pool) == pool
-                ),
-            )
-            for node in self.nodes
-        ]
+        nodes: list[Node] = []
+        idle: list[Counter[str]] = []
+        for node in self.nodes:
+            holders = [(self.held.get((node.id, index), ""), model) for index, model in node.devices.items()]
+            nodes.append(Node(node.zone, node.labels, Counter(model for by, model in holders if by in ("", pool))))
+            idle.append(Counter(model for by, model in holders if by == ""))
         others = [needs for name, needs in sorted(self.needs.items()) if name != pool]
         planned = [need for each in others for need in (each.in_force if by_plans_in_force else each.planned)]
-        return without_needs(nodes, [*(need for each in others for need in each.awaited), *planned])
+        return without_needs(nodes, [*(need for each in others for need in each.awaited), *planned], idle)
 
     def ordered_places(self, spec: PoolSpec) -> list[str]:
         """Return the places of a pool in which an order of the grid is in force, by name."""
@@ -109,21 +105,32 @@ class PlaceGpus:
     """How many GPUs of a model each node has, without nodes that have none."""
 
 
-def without_needs(nodes: Sequence[Node], needs: Iterable[Need]) -> list[Node]:
-    """Return the nodes less the GPUs that others wait for, placed so that all fit; else the largest that fit."""
-    free = [Counter(node.gpus) for node in nodes]
+FEW_STEPS = 500  #: More than one for each need: the search is made for each pool, and must end soon without a way, too
+
+
+def without_needs(nodes: Sequence[Node], needs: Iterable[Need], idle: Sequence[Counter[str]]) -> list[Node]:
+    """Return the nodes less the GPUs that others wait for, placed so that all fit; else the largest that fit.
+
+    They get ``idle`` GPUs, (n_nodes,) by model, rather than those that the pool itself has.
+    """
+    left, idle = [Counter(node.gpus) for node in nodes], [Counter(each) for each in idle]
     of_model: dict[str, list[Need]] = defaultdict(list)
     for need in sorted(needs, key=lambda need: -need.gpus):
         of_model[need.model].append(need)
     for model, waiting in of_model.items():
+        sizes = [need.gpus for need in waiting]
         there = np.array([[node.is_of(need.zone, need.labels) for node in nodes] for need in waiting], np.bool_)
-        placed = pack([need.gpus for need in waiting], there, [left[model] for left in free])
-        for at, need in enumerate(waiting):
-            fits = (node for node, left in enumerate(free) if there[at, node] and left[model] >= need.gpus)
+        steps = FEW_STEPS + len(waiting)
+        ways = (pack(sizes, there, [each[model] for each in room], steps) for room in (idle, left))
+        placed = next((way for way in ways if way is not None), None)
+        for at, gpus in enumerate(sizes):
+            rooms = (enumerate(room) for room in (idle, left))
+            fits = (node for room in rooms for node, has in room if there[at, node] and has[model] >= gpus)
             node = next(fits, None) if placed is None else placed[at]
             if node is not None:
-                free[node][model] -= need.gpus
-    return [Node(node.zone, node.labels, left) for node, left in zip(nodes, free, strict=True)]
+                left[node][model] -= gpus
+                idle[node][model] -= gpus
+    return [Node(node.zone, node.labels, has) for node, has in zip(nodes, left, strict=True)]
 
 
 def gpus_by_place(spec: PoolSpec, nodes: Iterable[Node]) -> dict[str, PlaceGpus]:
