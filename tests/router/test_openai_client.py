@@ -102,7 +102,7 @@ class Responses:
         asked = await request.json()
         previous = asked.get("previous_response_id")
         self.asked.append((self.name, asked))
-        if previous is not None and previous not in {f"resp_{self.name}_{number}" for number in range(1, 10)}:
+        if previous is not None and previous not in {f"resp_{self.name}_{number}" for number in range(1, 30)}:
             return web.json_response({"error": {"message": f"no {previous}", "code": "not_found"}}, status=404)
         body = a_response(self.name, len(self.asked), asked.get("stream", False), previous)
         if isinstance(body, bytes):

@@ -605,7 +605,7 @@ def _put_together(router: Router, clock_s: Callable[[], float], requests: _Reque
     made.gate = Gate(settings, cast(Any, _Keys(requests)))
     made.gate.limiter = RateLimiter(clock_s)
     made.gate.rules = KeyRules(made.gate.limiter)
-    stored = StoredAnswers([b"key"])
+    stored = StoredAnswers((b"key",))
     dispatcher = Dispatcher(
         settings,
         router.fleet,
