@@ -90,8 +90,10 @@ class _Kept(Generic[T]):
         if time.monotonic() >= due_s:
             try:
                 found = await self._ask(zone, signal)
-            except (ProblemError, ValueError) as error:  # or it says what cannot be true: one zone stops no other
-                log.info("carbon.unknown", zone=zone, signal=signal, error=str(error))
+            except ProblemError:
+                found = None
+            except ValueError as error:  # it says what cannot be true: one zone stops no other
+                log.warning("carbon.impossible", zone=zone, signal=signal, error=str(error))
                 found = None
             age_s, known = (UNANSWERED_S, known) if found is None else (self.age_s, found)
             self._known[zone, signal] = time.monotonic() + age_s, known
