@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from redis.asyncio import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from services.contracts.identity import TenantLimits
 from services.kit.edge.limits import ConcurrencyLimiter, RateLimiter
@@ -25,11 +28,13 @@ class Clock:
 class One:
     """What one process counts, and shares."""
 
-    def __init__(self, redis: Redis, clock: Clock, name: str) -> None:
+    def __init__(self, redis: Redis, clock: Clock, name: str, ahead_s: float = 0.0) -> None:
         self.limiter = RateLimiter(clock)
         self.at_once = ConcurrencyLimiter(3, "requests")
         clock.now_s += 0.001
-        self.shared = SharedLimits(redis, KEY, self.limiter, self.at_once, name, clock(), clock)
+        self.shared = SharedLimits(
+            *(redis, KEY, self.limiter, self.at_once, name, clock() + ahead_s), lambda: clock() + ahead_s
+        )
 
     def taken(self, times: int) -> int:
         """Return how many of so many requests are let through."""
@@ -199,3 +204,111 @@ async def test_tokens_that_turn_out_fewer_than_expected_are_given_back_everywher
     one.limiter.adjust("k tokens", 1_000, -850)
     await tell(one, two)
     assert two.limiter.draw("k tokens", 1_000, 0)[0] == pytest.approx(950, abs=1)
+
+
+class Away:
+    """A Valkey that answers nobody."""
+
+    def pipeline(self, **_: object) -> None:
+        raise RedisConnectionError
+
+
+class Routers:
+    """Processes that share a key's tokens per minute and a tenant's places, each on a machine with its own clock."""
+
+    PER_MIN, MOST, LATE_S = 600, 4, 0.5  #: Tokens, requests at once, and the time of an exchange
+
+    def __init__(self, redis: Redis, seed: int) -> None:
+        self.redis, self.draw, self.clock = redis, random.Random(seed), Clock()
+        self.made = 0
+        self.grants: list[tuple[float, int]] = []  #: When tokens were granted, and how many were used of them
+        self.more = 0  #: How many times a process could not know what others had granted
+        self.all: list[tuple[One, list[tuple[int, int]]]] = [self.started() for _ in range(self.draw.choice((2, 2, 3)))]
+
+    def started(self) -> tuple[One, list[tuple[int, int]]]:
+        self.made += 1
+        made = One(self.redis, self.clock, f"r{self.made}", self.draw.choice((0.0, -90.0, 5.0, 3_600.0)))
+        made.at_once = made.shared._at_once = ConcurrencyLimiter(self.MOST, "requests")
+        return made, []
+
+    async def step(self) -> None:
+        """Have requests come and go, a process be started anew, or Valkey lose what it has or be away."""
+        draw = self.draw
+        match draw.choices(("in", "out", "kill", "empty", "away", "back"), (50, 40, 1, 1, 1, 3))[0]:
+            case "in":
+                router, held = draw.choice(self.all)
+                expected = draw.choice((1, 20, 150, 300))
+                try:
+                    router.at_once.enter("t")
+                except ProblemError:
+                    return
+                _, _, wait_s = router.limiter.draw("k tokens", self.PER_MIN, expected)
+                if wait_s:
+                    router.at_once.leave("t")
+                else:
+                    held.append((len(self.grants), expected))
+                    self.grants.append((self.clock.now_s, expected))
+            case "out":
+                router, held = draw.choice(self.all)
+                if held:
+                    at, expected = held.pop(draw.randrange(len(held)))
+                    used = draw.randint(0, expected)
+                    router.at_once.leave("t")
+                    router.limiter.adjust("k tokens", self.PER_MIN, used - expected)
+                    self.grants[at] = (self.grants[at][0], used)
+            case "kill":
+                self.all[draw.randrange(len(self.all))] = self.started()
+                self.more += 1
+            case "empty":
+                await self.redis.delete(KEY)
+                self.more += len(self.all)
+            case "away":
+                draw.choice(self.all)[0].shared._redis = Away()  # type: ignore[assignment]
+                self.more += len(self.all)
+            case _:
+                for router, _ in self.all:
+                    router.shared._redis = self.redis
+
+    async def exchange(self, seconds: float) -> None:
+        until_s = self.clock.now_s + seconds
+        while self.clock.now_s < until_s:
+            self.clock.now_s += self.LATE_S / 2
+            for router, _ in self.all:
+                await router.shared.look()
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(12), pytest.param(range(12, 400), marks=pytest.mark.slow)], ids=["few", "many"]
+)
+async def test_limits_hold_over_routers_whatever_their_clocks_say_and_whoever_goes(redis: Redis, seeds: range) -> None:
+    for seed in seeds:
+        await redis.delete(KEY)
+        routers = Routers(redis, seed)
+        for _ in range(150):
+            await routers.step()
+            await routers.exchange(routers.draw.choice((0, 0.25, 0.5)))
+        rate, burst = routers.PER_MIN / 60, routers.PER_MIN
+        for first, (start_s, _) in enumerate(routers.grants):
+            used = 0
+            for at_s, tokens in routers.grants[first:]:
+                used += tokens
+                most = burst + rate * (at_s - start_s)
+                most += (len(routers.all) - 1 + routers.more) * (burst + rate * routers.LATE_S)
+                assert used <= most, (seed, "more than one minute's beyond the limit")
+        for router, _ in routers.all:
+            router.shared._redis = redis
+        await routers.exchange(5)
+        for router, _ in routers.all:
+            others = sum(len(held) for other, held in routers.all if other is not router)
+            assert router.at_once.elsewhere.get("t", 0) == others, (seed, "others' requests are not counted")
+        if not routers.more:
+            for router, held in routers.all:
+                for _, expected in held:
+                    router.at_once.leave("t")
+                    router.limiter.adjust("k tokens", routers.PER_MIN, -expected)
+                held.clear()
+            for _ in range(6):  # whatever was granted beyond the limit is paid off by then
+                routers.clock.now_s += 40
+                await routers.exchange(1)
+            left = [router.limiter.draw("k tokens", routers.PER_MIN, 0)[0] for router, _ in routers.all]
+            assert left == [routers.PER_MIN] * len(left), (seed, "tokens are not given back")

@@ -12,6 +12,7 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from pydantic import ValidationError
 from redis.asyncio import Redis
@@ -32,6 +33,14 @@ ANSWERS_S = 2.0  #: A Redis that is silent for so long does not answer
 ALIVE_S = 3.0  #: What a process that has not written for so long said to have open does not count
 FORGOTTEN_S = 60.0
 TOLD_S = 600.0  #: A tenant that has sent nothing for so long is left out
+
+
+@dataclass(slots=True)
+class _Other:
+    """What is known of another process."""
+
+    state: LimitsState  #: What it wrote last; its times are of its own clock, which may be far from this machine's
+    heard_s: float  #: Since when it has been there, by this process's clock
 
 
 class SharedLimits:
@@ -57,7 +66,7 @@ class SharedLimits:
         """
         self._redis, self._key, self._limiter, self._at_once = redis, key, limiter, at_once
         self._process, self._started_at_s, self._clock_s = process, started_at_s, clock_s
-        self._known: dict[str, dict[str, int]] = {}
+        self._known: dict[str, _Other] = {}
         self._is_away = False
         self._written: LimitsState | None = None
         self._changed_at_s = started_at_s
@@ -87,13 +96,13 @@ class SharedLimits:
         )
 
     async def _look(self, own: LimitsState) -> None:
-        now_s = own.at_s
+        now_s, up_s = own.at_s, own.at_s - own.started_at_s
         pipeline = self._redis.pipeline(transaction=False)
         pipeline.hset(self._key, self._process, own.model_dump_json())
         pipeline.hgetall(self._key)
         _, found = await pipeline.execute()
         elsewhere = Counter[str]()
-        known: dict[str, dict[str, int]] = {}
+        known: dict[str, _Other] = {}
         forgotten: list[str] = []
         for name, document in found.items():
             try:
@@ -102,30 +111,32 @@ class SharedLimits:
                 continue
             if name == self._process:
                 continue
-            if now_s - state.at_s > FORGOTTEN_S:
+            last = self._known.get(name)
+            is_silent = last is not None and last.state.at_s == state.at_s
+            heard_s = last.heard_s if last is not None and is_silent else now_s
+            if now_s - heard_s > FORGOTTEN_S:
                 forgotten.append(name)
                 continue
-            known[name] = self._charge(name, state, now_s)
-            if now_s - state.at_s <= ALIVE_S:
+            self._charge(last and last.state.taken, state, up_s)
+            known[name] = _Other(state, heard_s)
+            if now_s - heard_s <= ALIVE_S:
                 elsewhere.update(state.open)
         self._known = known
         self._at_once.elsewhere = elsewhere
         if forgotten:
             await self._redis.hdel(self._key, *forgotten)
 
-    def _charge(self, process: str, state: LimitsState, now_s: float) -> dict[str, int]:
-        """Charge what a process has let through since the last time; return its total."""
-        before = self._known.get(process)
+    def _charge(self, before: dict[str, int] | None, state: LimitsState, up_s: float) -> None:
+        """Charge what a process has let through since the last time; this one has been up for ``up_s``."""
         if before is None:
             # What it had let through before it was first heard of is another time's, unless it was started just now:
             # one that runs for long is new to an older one where Redis was away, or has lost what was in it.
-            is_new = state.started_at_s > self._started_at_s and now_s - state.started_at_s <= ALIVE_S
-            before = {} if is_new else state.taken
+            its_s = state.at_s - state.started_at_s
+            before = {} if its_s < up_s and its_s <= ALIVE_S else state.taken
         for tenant, total in state.taken.items():
             added = total - before.get(tenant, 0)
             if added > 0 or (added < 0 and tenant.endswith(" tokens")):  # fewer than were expected
                 self._limiter.charge(tenant, added)
-        return state.taken
 
     async def leave(self) -> None:
         """Make the others stop counting this process; if Redis does not answer, they forget it by themselves."""
