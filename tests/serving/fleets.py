@@ -293,12 +293,13 @@ class FleetWorld:
 
     async def _scheduler(self) -> None:
         rows = await self.database.fetch(
-            "SELECT i.id, i.pool, i.mode, i.job_id, a.id AS allocation FROM pool_instances i "
+            "SELECT i.id, i.pool, i.mode, i.job_id, a.id AS allocation, p.fleet FROM pool_instances i "
+            "JOIN apps p ON i.pool = 'app:' || p.name "
             "LEFT JOIN allocations a ON a.job_id = i.job_id WHERE i.state = 'starting' ORDER BY i.id"
         )
         for row in rows:
             if row["allocation"] is None:
-                await self._place(row["job_id"], row["mode"].rpartition(".")[2])
+                await self._place(row["job_id"], row["mode"].rpartition(".")[2], row["fleet"])
             elif row["pool"].removeprefix("app:") in self.failing:
                 await self.end(row["id"])
                 failed = "UPDATE pool_instances SET reason = 'failed', ended_at = now() WHERE id = $1"
@@ -306,11 +307,12 @@ class FleetWorld:
             elif row["mode"] not in self.crashing:
                 await self.database.execute("UPDATE pool_instances SET state = 'ready' WHERE id = $1", row["id"])
 
-    async def _place(self, job: str, size: str) -> None:
+    async def _place(self, job: str, size: str, fleet: str) -> None:
         held = {(row["node_id"], row["device"]) for row in await self.database.fetch("SELECT * FROM device_claims")}
         partitions = await self.database.fetch(
             "SELECT p.node_id, p.gpu, p.sizes, n.devices FROM gpu_partitions p JOIN nodes n ON n.id = p.node_id "
-            "WHERE owner = 'edge' AND p.state = 'applied' AND n.state = 'up' ORDER BY 1, 2"
+            "WHERE owner = $1 AND p.state = 'applied' AND n.state = 'up' ORDER BY 1, 2",
+            fleet,
         )
         for row in partitions:
             node, gpu = row["node_id"], row["gpu"]
@@ -332,7 +334,7 @@ class FleetWorld:
             await self.database.execute(
                 "INSERT INTO jobs (id, tenant_id, name, project, labels, spec, state) "
                 "VALUES ($1, 'acme', 'job', 'default', '{}', $2, 'running') ON CONFLICT DO NOTHING",
-                *(job, {"service": {"fleet": "edge"}}),
+                *(job, {"service": {"fleet": fleet}}),
             )
             await self.database.execute(
                 "INSERT INTO allocations (id, job_id, generation, state, gpus, shares, master_port) "

@@ -92,7 +92,7 @@ class Carrier:
 
     async def applied(self, fleet: FleetState, plan: PlanRecord) -> PlanRecord:
         """Mark a plan as applied, now that it is in force."""
-        plan = await fleet.rows.change_plan(plan, FleetPlanState.APPLIED, detail=None)
+        plan = await fleet.rows.change_plan(plan, FleetPlanState.APPLIED, detail=plan.shortage)
         await self.forgive(fleet)
         for app in fleet.apps:
             if app.name in plan.basis.revisions:

@@ -261,18 +261,15 @@ class FleetPlanner:
         record, gpus = fleet.record, list(plan.basis.gpus)
         if isinstance(answer, str):
             return await self._carrier.fail(fleet, plan, answer)
-        if answer.status is SolveStatus.INFEASIBLE:
-            late = [each.name for each in answer.applications if not each.keeps_limits]
-            detail = f"No configuration keeps the limits of {', '.join(late)} with {len(gpus)} GPUs. {answer.note}"
-            return await self._carrier.fail(fleet, plan, detail.strip(), answer)
         result = answer.model_dump(mode="json")
         if {each.name for each in answer.applications} != {app.name for app in fleet.apps} or gpus != fleet.up:
             detail = "The fleet's applications or GPUs changed before the plan was ready."
             return await fleet.rows.change_plan(plan, FleetPlanState.SUPERSEDED, detail=detail, result=result)
         if only_proposes is not None:
             await self._carrier.forgive(fleet)
-            return await fleet.rows.change_plan(plan, FleetPlanState.PROPOSED, detail=only_proposes, result=result)
-        if record.spec.evaluation is Evaluation.MEASURED:
+            detail = " ".join(filter(None, (only_proposes, replace(plan, result=result).shortage)))
+            return await fleet.rows.change_plan(plan, FleetPlanState.PROPOSED, detail=detail, result=result)
+        if record.spec.evaluation is Evaluation.MEASURED and answer.status is not SolveStatus.INFEASIBLE:
             return await Evaluator(self._carrier, fleet, plan).begin(answer)
         progress = progress_of(wanted_of(answer), plan, fleet)
         log.info("fleet.planned", fleet=record.name, plan=plan.id, trigger=plan.trigger.value, recut=len(answer.recut))

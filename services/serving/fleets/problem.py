@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -151,22 +152,21 @@ class SlaModel:
         self._apps = list(apps)
         self._idle_w, self._running = idle_w, running
 
-    @property
+    @cached_property
     def late(self) -> frozenset[str]:
         """The applications whose SLA is broken already, as observed or by the model."""
         return frozenset(app.name for app in self._apps if app.is_late or not self._keeps(app, self._running))
 
     def broken_by(self, wanted: Counter[Kind]) -> str | None:
-        """Return the first application that these instances would not serve within its SLA.
+        """Return the first application that these instances would not serve within its SLA, late ones last.
 
         None while an application has no instance at all: that is worse than late answers.
         """
         if {app.name for app in self._apps} - {name for name, _, _ in self._running}:
             return None
-        for app in self._apps:
-            if app.spec.repartition is not Repartition.ANY_TIME and not self._keeps(app, wanted):
-                return app.name
-        return None
+        bound = (app for app in self._apps if app.spec.repartition is not Repartition.ANY_TIME)
+        broken = [app.name for app in bound if not self._keeps(app, wanted)]
+        return min(broken, key=lambda name: name in self.late, default=None)
 
     def _keeps(self, app: PlannedApp, instances: Counter[Kind]) -> bool:
         application = in_core(app, self._idle_w)

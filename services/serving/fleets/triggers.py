@@ -11,6 +11,7 @@ from services.serving.fleets.assignment import Gpu
 
 INTENSITY_PCT = 5.0  #: Change of the carbon intensity after which a fleet is planned anew (Clover, section 4.2)
 LEAST_ANSWERS = 20  #: Fewer answers say nothing about latency or accuracy
+SHORT_S = 600.0  #: How long an application is served as a plan could do it that found no way to keep its limits
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,11 @@ class LastPlan:
     basis: Basis
     gco2_per_kwh: float
     made_at: datetime
+
+    @property
+    def short(self) -> Sequence[str]:
+        """The applications whose limits it could not keep."""
+        return ()
 
 
 @dataclass(frozen=True)
@@ -99,9 +105,11 @@ def trigger_of(last: LastPlan | None, present: Present) -> FleetPlanTrigger | No
         return FleetPlanTrigger.GRID_ORDER
     if last.state in (FleetPlanState.FAILED, FleetPlanState.SUPERSEDED):
         return last.trigger
-    if any(each.is_late for each in present.served.values()):
+    known = last.short if present.now_s < last.made_at.timestamp() + SHORT_S else ()
+    served = [each for name, each in present.served.items() if name not in known]
+    if any(each.is_late for each in served):
         return FleetPlanTrigger.SLA
-    if any(each.is_inaccurate for each in present.served.values()):
+    if any(each.is_inaccurate for each in served):
         return FleetPlanTrigger.ACCURACY
     if present.gco2_per_kwh is not None and abs(present.gco2_per_kwh - last.gco2_per_kwh) > INTENSITY_PCT / 100 * abs(
         last.gco2_per_kwh

@@ -101,6 +101,17 @@ class PlanRecord(LastPlan):
     search: FleetSearch | None
     ended_at: datetime | None
 
+    @property
+    def short(self) -> list[str]:
+        """The applications whose limits it does not keep, as it was found that nothing keeps them."""
+        return [each["name"] for each in (self.result or {}).get("applications", ()) if not each["keeps_limits"]]
+
+    @property
+    def shortage(self) -> str | None:
+        """What it says of those; None if there are none."""
+        with_gpus = f"with {len(self.basis.gpus)} GPUs"
+        return f"No configuration keeps the limits of {', '.join(self.short)} {with_gpus}." if self.short else None
+
 
 class FleetRows(SpecRows[FleetRecord]):
     """Queries on fleets."""

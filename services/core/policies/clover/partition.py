@@ -132,19 +132,25 @@ def checked(demands: Sequence[Demand], fleet: Fleet) -> None:
 def split(demands: Sequence[Demand], goals: Sequence[Goal], fleet: Fleet, report: Report = unreported) -> list[int]:
     """Return how many GPUs each application gets.
 
-    Each begins with one and gets more until its limits can be kept; every further GPU goes where it raises the
-    objective most. GPUs that raise none go to the application with the most work per GPU, where they shorten waits.
+    Each begins with one and gets more until its limits can be kept. If no number of GPUs keeps them, it gets what the
+    others' limits leave. Otherwise, every further GPU goes where it raises the objective most. GPUs that raise none go
+    to the application with the most work per GPU, where they shorten waits.
     Idle power does not count here: the fleet draws it whoever has the GPU.
     """
-    counts = [1] * len(demands)
+    counts, most = [1] * len(demands), fleet.gpus - len(demands) + 1
     worth = [_worth(demand, goal, 1, fleet) for demand, goal in zip(demands, goals, strict=True)]
+    is_hopeless = [
+        first == -np.inf and _worth(demand, goal, most, fleet) == -np.inf
+        for demand, goal, first in zip(demands, goals, worth, strict=True)
+    ]
     more = [_worth(demand, goal, 2, fleet) for demand, goal in zip(demands, goals, strict=True)]
     work = [
         demand.rate_per_s / demand.application.capacity_per_s(demand.application.base(1).weights) for demand in demands
     ]
 
-    def benefit(at: int) -> tuple[bool, float, float, int]:
-        return worth[at] == -np.inf, _gain(worth[at], more[at]), work[at] / counts[at], -at
+    def benefit(at: int) -> tuple[int, float, float, int]:
+        urgency = 0 if worth[at] > -np.inf else 1 if is_hopeless[at] else 2
+        return urgency, _gain(worth[at], more[at]), work[at] / counts[at], -at
 
     while sum(counts) < fleet.gpus:
         report(Progress(sum(counts) / fleet.gpus, f"sharing out GPU {sum(counts) + 1} of {fleet.gpus}"))
