@@ -3,9 +3,11 @@ functions, beside a plain account of who has which GPU."""
 
 from __future__ import annotations
 
+import copy
 import random
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -306,3 +308,59 @@ def rests(site: Site) -> None:
         again = site.plan(name)
         changes = *again.plan.starts, *again.plan.stops
         assert not changes, ("a plan at rest changes", name, again, site.plans[name])
+
+
+def renamed(site: Site) -> Site:
+    """The same site with other names and everything in another order."""
+    other = copy.deepcopy(site)
+    names = {node.id: f"z{at}" for at, node in enumerate(reversed(other.nodes))}
+    other.nodes = [
+        replace(node, id=names[node.id], devices=dict(reversed(node.devices.items()))) for node in other.nodes
+    ]
+    other.nodes.reverse()
+    other.held = {(names[node], index): pool for (node, index), pool in reversed(other.held.items())}
+    zones = dict(zip(ZONES, ("ZZ", "AA"), strict=True))
+    other.gco2 = {zones[zone]: gco2 for zone, gco2 in reversed(other.gco2.items())}
+    other.nodes = [replace(node, zone=zones[node.zone]) for node in other.nodes]
+    other.ordered = frozenset(zone and zones[zone] for zone in other.ordered)
+    for name, spec in other.pools.items():
+        document = spec.model_dump(mode="json", exclude_none=True)
+        for each in document["places"]:
+            each["name"], each["zone"] = f"other-{each['name']}", zones[each["zone"]]
+        apart = len({each["zone"] for each in document["places"]}) == len(document["places"])
+        for each in ("places", "modes", "regions") if apart else ("modes", "regions"):  # a node is of the first place
+            document.get(each, []).reverse()
+        for part in document["partitions"]:
+            for served in part["classes"]:
+                served["profiles"].reverse()
+        other.pools[name] = PoolSpec.model_validate(document)
+    return other
+
+
+def dirtier(site: Site) -> Site:
+    """The same site with grids three times as dirty, and power three times as dear."""
+    other = copy.deepcopy(site)
+    other.gco2 = {zone: 3 * gco2 for zone, gco2 in other.gco2.items()}
+    for name, spec in other.pools.items():
+        places = [place.model_copy(update={"price_per_kwh": 3 * (place.price_per_kwh or 0)}) for place in spec.places]
+        other.pools[name] = spec.model_copy(update={"places": places})
+    return other
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(15), pytest.param(range(15, 1_000), marks=[pytest.mark.slow, pytest.mark.timeout(3_600)])],
+    ids=["few", "many"],
+)  # fmt: skip
+def test_neither_names_nor_orders_nor_units_change_what_a_plan_is_worth(seeds: range) -> None:
+    for seed in seeds:
+        site = Site(seed)
+        for name, spec in site.pools.items():
+            plan, same, dear = (each.plan(name).plan for each in (site, renamed(site), dirtier(site)))
+            scale = {"carbon": 3.0, "cost": 3.0, "energy": 1.0}[spec.objective]
+            # under an order, watts count in place of grams and prices
+            for other, times in ((same, 1.0),) if site.ordered else ((same, 1.0), (dear, scale)):
+                unserved = sum(each.qps for each in plan.shortfall), sum(each.qps for each in other.shortfall)
+                assert unserved[1] == pytest.approx(unserved[0], rel=1e-6, abs=1e-6), (seed, name)
+                assert other.status == plan.status, (seed, name)
+                worth = plan.objective and times * plan.objective
+                assert other.objective == pytest.approx(worth, rel=1e-3, abs=1e-6), (seed, name)
