@@ -161,6 +161,10 @@ class FleetWorld:
             seconds,
         )
         await self.database.execute("UPDATE fleets SET retry_at = retry_at - make_interval(secs => $1)", seconds)
+        for row in await self.database.fetch("SELECT id, progress FROM fleet_plans WHERE state = 'carrying_out'"):
+            begun = {name: at_s for name in ("since_s", "cut_since_s") if (at_s := row["progress"][name]) is not None}
+            progress = row["progress"] | {name: at_s - seconds for name, at_s in begun.items()}
+            await self.database.execute("UPDATE fleet_plans SET progress = $2 WHERE id = $1", row["id"], progress)
 
     async def running(self) -> Counter[str]:
         """Return the instances that are ready: application, variant and slice."""
