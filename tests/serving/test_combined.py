@@ -315,12 +315,12 @@ def renamed(site: Site) -> Site:
     other = copy.deepcopy(site)
     names = {node.id: f"z{at}" for at, node in enumerate(reversed(other.nodes))}
     other.nodes = [
-        replace(node, id=names[node.id], devices=dict(reversed(node.devices.items()))) for node in other.nodes
+        replace(node, id=names[node.id], devices=dict(reversed([*node.devices.items()]))) for node in other.nodes
     ]
     other.nodes.reverse()
-    other.held = {(names[node], index): pool for (node, index), pool in reversed(other.held.items())}
+    other.held = {(names[node], index): pool for (node, index), pool in reversed([*other.held.items()])}
     zones = dict(zip(ZONES, ("ZZ", "AA"), strict=True))
-    other.gco2 = {zones[zone]: gco2 for zone, gco2 in reversed(other.gco2.items())}
+    other.gco2 = {zones[zone]: gco2 for zone, gco2 in reversed([*other.gco2.items()])}
     other.nodes = [replace(node, zone=zones[node.zone]) for node in other.nodes]
     other.ordered = frozenset(zone and zones[zone] for zone in other.ordered)
     for name, spec in other.pools.items():
