@@ -1,10 +1,10 @@
 """What each folder of tests costs, against what it cost when that was written down: `./test` fails on one that grew.
 
-A cost is CPU seconds of the tests of a folder, as ``tests/support/folder_times.py`` counts them, divided by those that
-ten million turns of ``total += i * i`` took in the same run and the same processes. Machines differ in more than that
-loop: by how much is the median of all folders' growth, and a folder has grown if it did by half more than that. All
-together may cost twice as much. `python -m tests.costs` writes down what the last whole run found, where a folder is
-meant to cost more.
+A cost is CPU seconds in user mode of the tests of a folder, as ``tests/support/folder_times.py`` counts them, in those
+that ten million turns of ``total += i * i`` took in the same run and the same processes. Machines differ in more than
+that loop: by how much is the median of all folders' growth, and a folder has grown if it did by half more than that.
+All together may cost twice as much. `python -m tests.costs` writes down what the last whole run found, where a folder
+is meant to cost more.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MOST_GROWTH, MOST_OF_ALL = 1.5, 2.0
 LEAST = 20.0
 """Below this cost a folder may grow as it likes: what several tests share moves between folders with their order."""
 
-_HEAD = "# CPU seconds by folder of tests, in those of ten million turns of a loop; made by `python -m tests.costs`.\n"
+_HEAD = "# User seconds by folder of tests, in those of ten million turns of a loop; made by `python -m tests.costs`.\n"
 
 
 def grown(found: Mapping[str, float], kept: Mapping[str, float]) -> Iterator[str]:

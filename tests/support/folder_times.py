@@ -1,9 +1,10 @@
 """At the end of a run: how long each folder of tests took, summed over all workers, and how long the whole run did.
 
 Seconds are those of setup, call and teardown. CPU seconds are those of the test process and of its children that have
-ended by then. What several tests share counts for the one that starts or ends it, and what the session ends for
-`tests/support`. Collection counts for none, and what a failure took is no cost of its folder: a property then looks for
-its smallest example.
+ended by then, in user mode only: what a kernel takes for the same calls differs by a factor between machines, and for
+tests that start many processes that is a third of all. What several tests share counts for the one that starts or ends
+it, and what the session ends for `tests/support`. Collection counts for none, and what a failure took is no cost of its
+folder: a property then looks for its smallest example.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class _Summary:
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("time per folder, summed over workers")
-        terminalreporter.line(f"{'tests':>7} {'seconds':>9} {'CPU s':>8}  folder")
+        terminalreporter.line(f"{'tests':>7} {'seconds':>9} {'user s':>8}  folder")
         for folder, row in sorted(self._folders.items(), key=lambda each: -each[1][1]):
             terminalreporter.line(f"{row[0]:7.0f} {row[1]:9.1f} {row[2]:8.1f}  {folder}")
         total = [sum(row[column] for row in self._folders.values()) for column in range(3)]
@@ -90,7 +91,7 @@ class _Summary:
         terminalreporter.line(f"{total[0]:7.0f} {total[1]:9.1f} {total[2]:8.1f}  all; {wall_s:.0f} s by the clock")
         if self._loops_s and costs.LAST.parent.is_dir():
             loop_s = mean(self._loops_s)
-            terminalreporter.line(f"ten million turns of a loop took {loop_s:.2f} CPU s meanwhile")
+            terminalreporter.line(f"ten million turns of a loop took {loop_s:.2f} user s meanwhile")
             found = {folder: (row[2] - self._failed_s[folder]) / loop_s for folder, row in self._folders.items()}
             costs.LAST.write_text(json.dumps(found))
 
@@ -112,7 +113,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def _cpu_s() -> float:
     now = os.times()
-    return now.user + now.system + now.children_user + now.children_system
+    return now.user + now.children_user
 
 
 def _loop_s() -> float:
