@@ -748,42 +748,48 @@ def _virtual_world(loop: SimulatedLoop, entropy: int) -> Iterator[None]:
 
 
 def _dispose(loop: SimulatedLoop) -> None:
-    """Forget what a run that failed has left; its tasks would complain that they were never ended."""
+    """End what a run has left, while its loop runs: what is only cleared away later would ask for a loop of its own."""
     loop.before_step = None
     loop.failure = None
     loop.dead.clear()
     loop.set_exception_handler(lambda *_: None)
-    with (
-        patch.object(sys, "unraisablehook", lambda _: None),
-        patch.object(warnings, _UNAWAITED, lambda _: None),  # what was killed before it began
-    ):
-        for task in loop._tasks:
-            task._log_destroy_pending = False  # type: ignore[attr-defined]
-            task.cancel()
-            work = task.get_coro()
-            if inspect.iscoroutine(work) and inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
-                work.close()  # its process was killed before it began
-        ready: Any = loop._ready  # type: ignore[attr-defined]
-        timers: list[Any] = loop._scheduled  # type: ignore[attr-defined]
-        for step in range(1, MOST_DISPOSED):
-            if not ready and not timers:
-                break
-            if step % CANCELLED_AGAIN == 0:  # whoever took it for a time limit's
-                for task in loop._tasks:
-                    task.cancel()
-            handle = ready.popleft() if ready else heapq.heappop(timers)
-            if not handle._cancelled:
-                asyncio.events._set_running_loop(loop)
-                try:
-                    handle._run()
-                except BaseException:  # what is left over may fail as it likes
-                    pass
-                finally:
-                    asyncio.events._set_running_loop(None)
-        for task in loop._tasks:  # what does not end by itself, as when it waits in its ``finally``, ends here
-            if not task.done() and inspect.iscoroutine(work := task.get_coro()):
-                with suppress(BaseException):
-                    work.close()
-        loop._process_of.clear()
-        loop._tasks.clear()
+    ready: Any = loop._ready  # type: ignore[attr-defined]
+    timers: list[Any] = loop._scheduled  # type: ignore[attr-defined]
+    asyncio.events._set_running_loop(loop)
+    try:
+        with (
+            patch.object(sys, "unraisablehook", lambda _: None),
+            patch.object(warnings, _UNAWAITED, lambda _: None),  # what was killed before it began
+        ):
+            for task in loop._tasks:
+                task.cancel()
+                work = task.get_coro()
+                if inspect.iscoroutine(work) and inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
+                    work.close()  # its process was killed before it began
+            for step in range(1, MOST_DISPOSED):
+                if not ready and not timers:
+                    break
+                if step % CANCELLED_AGAIN == 0:  # whoever took it for a time limit's
+                    for task in loop._tasks:
+                        task.cancel()
+                handle = ready.popleft() if ready else heapq.heappop(timers)
+                if not handle._cancelled:
+                    with suppress(BaseException):  # what is left over may fail as it likes
+                        handle._run()
+            for task in loop._tasks:  # what does not end by itself, as when it waits in its ``finally``, ends here
+                task._log_destroy_pending = False  # type: ignore[attr-defined]
+                if not task.done() and inspect.iscoroutine(work := task.get_coro()):
+                    _end(work)  # and may begin others, which come last
+            loop._process_of.clear()
+            loop._tasks.clear()
+    finally:
+        asyncio.events._set_running_loop(None)
     loop.close()
+
+
+def _end(work: Coroutine[Any, Any, Any]) -> None:
+    """End a coroutine, however often it waits on its way out; what SQLAlchemy suspends in it ends with it."""
+    for _ in range(CANCELLED_AGAIN):
+        with suppress(BaseException):
+            work.close()
+            return

@@ -7,8 +7,10 @@ import datetime
 import gc
 import logging
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError
 from typing import Any
 
@@ -17,6 +19,7 @@ import pytest
 from asyncpg.exceptions import DeadlockDetectedError, LockNotAvailableError
 
 from services.db.database import CONNECTION_ERRORS, Database, connect
+from services.db.engine import create_engine
 from services.standalone.process import StackError
 from tests.simulation import faults, system
 from tests.simulation.loop import Choices, Simulation
@@ -56,13 +59,21 @@ opened: list[asyncpg.Connection] = []
 
 @pytest.fixture(autouse=True)
 def _clear_away() -> Iterator[None]:
-    """Have what killed processes have left end with the test that killed them, and not with whatever runs then."""
-    yield
-    opened.clear()
+    """Have what killed processes have left end with the test that killed them, and begin nothing in another loop."""
+    asked: list[str] = []
+
+    def get_event_loop(_: Any) -> None:
+        asked.append("".join(traceback.format_stack(limit=12)))
+        raise RuntimeError("no loop runs")
+
     with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patching:
+        patching.setattr(asyncio.DefaultEventLoopPolicy, "get_event_loop", get_event_loop)
+        yield
+        opened.clear()
         warnings.simplefilter("ignore")
         patching.setattr(sys, "unraisablehook", lambda _: None)
         gc.collect()
+    assert not asked, asked[0]
 
 
 async def connection_of(name: str, **settings: str) -> asyncpg.Connection:
@@ -88,6 +99,27 @@ def run(
 
     simulation.run(whole())
     return simulation
+
+
+def test_what_connects_on_its_way_out_leaves_nothing_to_another_loop(server: Server) -> None:
+    async def play(simulation: Simulation, _: SimulatedPostgres) -> None:
+        engine = create_engine(URL, application_name="test")
+
+        async def work() -> None:
+            try:
+                while True:
+                    with suppress(asyncio.CancelledError):
+                        await asyncio.Event().wait()
+            finally:
+                async with engine.connect():
+                    pass
+
+        process = simulation.process()
+        process.start(work())
+        await asyncio.sleep(1)
+        process.kill()
+
+    run(server, play)
 
 
 def test_sql_tells_virtual_time_also_in_defaults(server: Server) -> None:
