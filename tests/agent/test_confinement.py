@@ -226,10 +226,10 @@ async def test_what_a_killed_agent_left_is_cleared_up(node: Node) -> None:
     await node.start()
     # It leaves its group, its session, its parent and its environment: nothing but the control group knows it.
     daemon = "import os\nif not os.fork():\n os.setsid()\n if not os.fork():\n  "
-    daemon += "os.execve('/bin/sleep', ['sleep', '611'], {})\n"
+    daemon += f"os.execve('/bin/sleep', ['left-on-{node.id}', '611'], {{}})\n"
     gang = await node.run("/usr/bin/python3", "-c", daemon + "import time; time.sleep(600)")
-    await eventually(_sleepers)
-    left = _sleepers()[0]
+    await eventually(lambda: _named(f"left-on-{node.id}"))
+    (left,) = _named(f"left-on-{node.id}")
     node.kill()
     node.kill_ranks()
     assert left.is_running()
@@ -381,8 +381,8 @@ def _listening(path: Path) -> socket.socket:
     return server
 
 
-def _sleepers() -> list[psutil.Process]:
-    return [each for each in psutil.process_iter(["cmdline"]) if each.info["cmdline"] == ["sleep", "611"]]
+def _named(name: str) -> list[psutil.Process]:
+    return [each for each in psutil.process_iter(["cmdline"]) if (each.info["cmdline"] or [""])[0] == name]
 
 
 def _groups() -> list[Path]:

@@ -38,7 +38,13 @@ async def serving(postgres_url: str, redis_url: str) -> AsyncIterator[Installati
 async def database(serving: Installation) -> AsyncIterator[Any]:
     async with database_of(serving) as connection:
         await connection.execute("TRUNCATE pools, pool_plans, nodes, device_claims, allocations, jobs CASCADE")
+        # A planner that is still at a plan of the test before would wait for a solver that this one stops.
+        await eventually(lambda: nobody_plans(connection), within_s=60)
         yield connection
+
+
+async def nobody_plans(database: Any) -> bool:
+    return await locks(database, granted=True) == await locks(database, granted=False) == 0
 
 
 def wants(instances_of_two: int, **changes: Any) -> PoolSpec:

@@ -40,8 +40,8 @@ OWN_STEPS = 2
 """Steps of a task that only sleeps."""
 ENTROPIES = 64
 """What a program draws for itself, such as a jitter, differs in so many ways; it is no choice, and is not shortened."""
-MOST_DISPOSED, CANCELLED_AGAIN = 20_000, 1_000
-"""Steps in which what a run has left may end, cancelled as it is."""
+MOST_ROUNDS, MOST_DISPOSED, CANCELLED_AGAIN = 10, 20_000, 1_000
+"""Rounds, and steps of each, in which what a run has left may end; in those it is cancelled again now and then."""
 SILENT_S = 600.0
 """A boundary that does not answer is silent for so long, which outlives every time limit."""
 
@@ -753,38 +753,46 @@ def _dispose(loop: SimulatedLoop) -> None:
     loop.failure = None
     loop.dead.clear()
     loop.set_exception_handler(lambda *_: None)
-    ready: Any = loop._ready  # type: ignore[attr-defined]
-    timers: list[Any] = loop._scheduled  # type: ignore[attr-defined]
     asyncio.events._set_running_loop(loop)
     try:
         with (
             patch.object(sys, "unraisablehook", lambda _: None),
             patch.object(warnings, _UNAWAITED, lambda _: None),  # what was killed before it began
         ):
-            for task in loop._tasks:
-                task.cancel()
-                work = task.get_coro()
-                if inspect.iscoroutine(work) and inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
-                    work.close()  # its process was killed before it began
-            for step in range(1, MOST_DISPOSED):
-                if not ready and not timers:
+            for _ in range(MOST_ROUNDS):  # what is ended may begin others, and leave generators to be ended
+                if not loop._tasks and not loop._ready:  # type: ignore[attr-defined]
                     break
-                if step % CANCELLED_AGAIN == 0:  # whoever took it for a time limit's
-                    for task in loop._tasks:
-                        task.cancel()
-                handle = ready.popleft() if ready else heapq.heappop(timers)
-                if not handle._cancelled:
-                    with suppress(BaseException):  # what is left over may fail as it likes
-                        handle._run()
-            for task in loop._tasks:  # what does not end by itself, as when it waits in its ``finally``, ends here
-                task._log_destroy_pending = False  # type: ignore[attr-defined]
-                if not task.done() and inspect.iscoroutine(work := task.get_coro()):
-                    _end(work)  # and may begin others, which come last
-            loop._process_of.clear()
-            loop._tasks.clear()
+                _run_out(loop)
+                for task in loop._tasks:  # what waits in its ``finally``, or is never tired of beginning again
+                    task._log_destroy_pending = False  # type: ignore[attr-defined]
+                    if not task.done() and inspect.iscoroutine(work := task.get_coro()):
+                        _end(work)
+                loop._process_of.clear()
+                loop._tasks.clear()
     finally:
         asyncio.events._set_running_loop(None)
     loop.close()
+
+
+def _run_out(loop: SimulatedLoop) -> None:
+    """Cancel all tasks, and let them end."""
+    ready: Any = loop._ready  # type: ignore[attr-defined]
+    timers: list[Any] = loop._scheduled  # type: ignore[attr-defined]
+    for task in loop._tasks:
+        task.cancel()
+        work = task.get_coro()
+        if inspect.iscoroutine(work) and inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
+            work.close()  # its process was killed before it began
+    for step in range(1, MOST_DISPOSED):
+        if not ready and not timers:
+            break
+        if step % CANCELLED_AGAIN == 0:  # whoever took it for a time limit's
+            for task in loop._tasks:
+                task.cancel()
+        handle = ready.popleft() if ready else heapq.heappop(timers)
+        if not handle._cancelled:
+            with suppress(BaseException):  # what is left over may fail as it likes
+                handle._run()
 
 
 def _end(work: Coroutine[Any, Any, Any]) -> None:

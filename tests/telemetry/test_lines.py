@@ -191,6 +191,10 @@ async def test_an_export_waits_for_its_reader(plane: Plane, monkeypatch: pytest.
     assert before < size / 5
 
 
+async def no_connection_is_used(plane: Plane) -> bool:
+    return plane.database.connections_now()[0] == 0
+
+
 async def test_an_export_that_nobody_reads_any_more_gives_its_connection_back(plane: Plane) -> None:
     await many_lines(plane, 20_000)
     exports = LineExports(plane.database)
@@ -198,7 +202,7 @@ async def test_an_export_that_nobody_reads_any_more_gives_its_connection_back(pl
         pieces = await exports.begin(ALL, "jsonl")
         assert json.loads((await anext(pieces)).split(b"\n")[0])["node_id"] == "node-t"
         await pieces.aclose()
-    assert plane.database.connections_now()[0] == 0
+    await eventually(lambda: no_connection_is_used(plane))
 
 
 async def test_more_exports_than_may_be_at_once_are_refused(plane: Plane) -> None:
@@ -244,11 +248,7 @@ async def test_the_slow_clients_of_one_tenant_leave_room_for_another(
 async def test_an_export_counts_no_longer_than_it_holds_a_connection(plane: Plane) -> None:
     exports = LineExports(plane.database)
     unread = [await exports.begin(ALL, "csv") for _ in range(AT_ONCE)]
-
-    async def are_written() -> bool:
-        return plane.database.connections_now()[0] == 0
-
-    await eventually(are_written)
+    await eventually(lambda: no_connection_is_used(plane))
     more = await exports.begin(ALL, "csv")
     for pieces in (*unread, more):
         assert [piece async for piece in pieces]
