@@ -762,20 +762,14 @@ def _dispose(loop: SimulatedLoop) -> None:
             for _ in range(MOST_ROUNDS):  # what is ended may begin others, and leave generators to be ended
                 if not loop._tasks and not loop._ready:  # type: ignore[attr-defined]
                     break
-                _run_out(loop)
-                for task in loop._tasks:  # what waits in its ``finally``, or is never tired of beginning again
-                    task._log_destroy_pending = False  # type: ignore[attr-defined]
-                    if not task.done() and inspect.iscoroutine(work := task.get_coro()):
-                        _end(work)
-                loop._process_of.clear()
-                loop._tasks.clear()
+                _end_all(loop)
     finally:
         asyncio.events._set_running_loop(None)
     loop.close()
 
 
-def _run_out(loop: SimulatedLoop) -> None:
-    """Cancel all tasks, and let them end."""
+def _end_all(loop: SimulatedLoop) -> None:
+    """Cancel all tasks, let them end, and let go of them."""
     ready: Any = loop._ready  # type: ignore[attr-defined]
     timers: list[Any] = loop._scheduled  # type: ignore[attr-defined]
     for task in loop._tasks:
@@ -793,6 +787,12 @@ def _run_out(loop: SimulatedLoop) -> None:
         if not handle._cancelled:
             with suppress(BaseException):  # what is left over may fail as it likes
                 handle._run()
+    for task in loop._tasks:  # what waits in its ``finally``, or is never tired of beginning again
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+        if not task.done() and inspect.iscoroutine(work := task.get_coro()):
+            _end(work)
+    loop._process_of.clear()
+    loop._tasks.clear()
 
 
 def _end(work: Coroutine[Any, Any, Any]) -> None:
