@@ -99,6 +99,8 @@ STALLS_S = (5.7, 9.0, 5.2, 3.0)
 STEPS = 20_000
 FAILS_S = 3.0
 """At times, whoever asks devices in vain does so for so long."""
+MOST_PENDING, SLOW_S = 2, 5.0
+"""In some runs, intervals that may wait to be told, and how long it takes to take some in: the oldest are given up."""
 DELAY_S = 3.0
 """How late an engine's node tells of its energy."""
 MOST_DEATHS = 4
@@ -459,7 +461,7 @@ class _Plane:
         self.registering = 0
         self.heartbeats = 0
         self.answered = 0
-        self.delay_s = 0.0
+        self.delay_s = self.slow_s = 0.0
         self.poison: int | None = None
         self.unheard_until_s = 0.0
         self.again = 0
@@ -488,6 +490,8 @@ class _Plane:
         again = self.again
         try:
             async with asyncio.timeout(timeout_s):
+                if self.slow_s and path.endswith("energy") and not self._simulation.is_calm:
+                    await asyncio.sleep(self.slow_s)
                 told = await self._simulation.boundary(
                     lambda: handle(body.model_copy(deep=True)), *refusals, may_be_silent=True, may_repeat=True
                 )
@@ -1025,6 +1029,7 @@ class Drawn:
     Attributes:
         made: Every interval that was made, by its key, and from when to when it is.
         put_s: When each gang was given to its node, where that is known.
+        given_up: The keys of those that no longer fitted among those that wait.
     """
 
     def __init__(self, simulation: Simulation, shims: _Shims, devices: _Devices | None) -> None:
@@ -1033,6 +1038,7 @@ class Drawn:
         self._measured: set[int] = set()
         self.made: dict[tuple[str, int], tuple[EnergyInterval, float, float]] = {}
         self.put_s: dict[str, float] = {}
+        self.given_up = set[tuple[str, int]]()
         self._longest_s = 0.0
 
     def noted(self, advance: Any) -> Any:
@@ -1335,11 +1341,14 @@ async def play(simulation: Simulation, kind: type[_Agent | _Measuring] = _Agent)
     relaying = simulation.loop.create_task(plane.relay())
     is_used = kind is _Agent
     user = simulation.start(_use(simulation, plane, shims) if is_used else asyncio.sleep(3.0 * (1 + draw(8))))
-    _judge_the_log(simulation, plane, devices)
+    _judge_the_log(simulation, plane, shims)
     agent: Any = None
     process = simulation.process(shims.clock)
     kills = (0.01, 0.06)[draw(2)]
     clock_sets = ((), SLEWS_S, SLEWS_S + STEPS_S)[draw(3)]
+    if devices.refuses_clocks and not clock_sets:
+        simulation.instead(spool, _MOST_PENDING=MOST_PENDING)
+        plane.slow_s = SLOW_S
     deaths = 0
     while (
         agent is None
@@ -1433,7 +1442,7 @@ async def play(simulation: Simulation, kind: type[_Agent | _Measuring] = _Agent)
     _check_energy(simulation, plane, shims, agent, deaths)
 
 
-def _judge_the_log(simulation: Simulation, plane: _Plane, devices: _Devices) -> None:
+def _judge_the_log(simulation: Simulation, plane: _Plane, shims: _Shims) -> None:
     """What goes on failing is said once, until something has succeeded."""
     done = Counter[str]()
 
@@ -1469,6 +1478,7 @@ def _judge_the_log(simulation: Simulation, plane: _Plane, devices: _Devices) -> 
     counted(Store, "xread", lambda *_: "inbox")
     for name in ("set_power_limit", "reset_power_limit", "set_clock", "reset_clock"):
         counted(SimulatedDriver, name, lambda _, index, *__: f"set {index}")
+    simulation.says("spool.overflow", lambda said: _given_up(shims, said))
     simulation.says("agent.loop_failed", lambda _: done.update(("heartbeat.failed", "inbox")))
     simulation.says_once("spool.not_written", lambda _: done["spool"])
     simulation.says_once("heartbeat.failed", lambda _: (plane.answered, done["heartbeat.failed"]))
@@ -1476,6 +1486,14 @@ def _judge_the_log(simulation: Simulation, plane: _Plane, devices: _Devices) -> 
     simulation.says_once("controls.failed", lambda each: done[f"set {each['index']}"], "index", "kind")
     simulation.says_once("meter.not_believed", lambda _: None, "meter", "fault")
     simulation.says_once("device.unreadable", lambda each: done[f"read {each['index']}"], "index")
+
+
+def _given_up(shims: _Shims, said: dict[str, Any]) -> str | None:
+    """Note an interval that its node gave up, which it may where more wait than may."""
+    waiting = len(shims.beginning.spool._pending) if shims.beginning is not None else 0
+    found = [key for key, (each, *_) in shims.drawn.made.items() if each.start_at == said["lost_from"]]
+    shims.drawn.given_up.update(found)
+    return None if found and waiting >= MOST_PENDING else f"{waiting} wait, and {said} is given up"
 
 
 def _check_agent(simulation: Simulation, agent: _Agent | _Measuring, shims: _Shims) -> None:
@@ -1675,6 +1693,7 @@ def _check_energy(
     intervals = [*plane.intervals.values(), *agent.spool.batch(10**6)]
     known = {(each.boot_id, each.sequence): each for each in intervals}
     rejected = agent.spool._rejected_path
+    known |= {key: shims.drawn.made[key][0] for key in shims.drawn.given_up}
     for line in rejected.read_bytes().splitlines() if rejected.exists() else ():
         each = EnergyInterval.model_validate_json(line)
         known[each.boot_id, each.sequence] = each

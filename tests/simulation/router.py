@@ -787,6 +787,7 @@ async def _play(simulation: Simulation, requests: _Requests, handle: Handle = _a
     simulation.holds("a server on trial has one request, which lives", lambda: _tried_for_nobody(router))
     simulation.rests("no server with room stands beside a request that may use it", lambda: _stands_by(router))
     simulation.holds("no more is held in memory than may be", lambda: _too_much(router))
+    simulation.holds("a server is read until as much waits as may", lambda: _read_no_further(router))
     simulation.holds("only a server that has failed is ejected", lambda: _ejected_for_nothing(simulation, router))
     simulation.rests("who waits is in the queue", lambda: _waits_beside(router))
     simulation.rests("a gate that is closed is empty when nobody is in it", lambda: _not_told(router))
@@ -1552,4 +1553,14 @@ def _too_much(router: Router) -> str | None:
         for connection in server.origin.busy:
             if connection._size > max(WAITING_BYTES) + 2 * HEAD_BYTES:
                 return f"{connection._size} bytes wait to be read of {server.id}"
+    return None
+
+
+def _read_no_further(router: Router) -> str | None:
+    """Say which server is read no further though little of its answer waits: its end would not be seen."""
+    for server in router.fleet.every_server():
+        for connection in server.origin.busy:
+            transport: Any = connection._transport
+            if transport is not None and transport._is_paused and connection._size <= upstream.HIGH_WATER:
+                return f"{server.id}: {connection._size} bytes wait"
     return None
