@@ -26,6 +26,8 @@ CLIENT_LEFT = 499  #: What is logged as the status of a request whose client lef
 _UNASKED = frozenset({"/healthz", "/readyz", "/metrics", "/v1/metrics", "/internal/agents/metrics"})
 """What probes and Prometheus ask for all day."""
 _FILES = "/static/"
+_REPORTS = {f"/v1/nodes/{{node_id}}/{what}" for what in ("heartbeat", "energy", "engine", "engine-energy", "stream")}
+"""What nodes and bridges report all day: of a thousand nodes, a line for each would be some 20 GB a day."""
 _LONGEST_PATH = 300
 
 
@@ -65,8 +67,8 @@ def note_scope(scope: Scope) -> None:
 class AccessLog:
     """Logs each request once it is answered.
 
-    Probes, files of pages, and what services ask each other all day as part of no request are logged at debug, unless
-    they are refused.
+    Probes, files of pages, reports of nodes, and what services ask each other all day as part of no request are logged
+    at debug, unless they are refused.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -108,17 +110,16 @@ def begin(scope: Scope) -> dict[bytes, bytes]:
 
 def _write(asked: Asked, scope: Scope, status: int, sent_bytes: int, took_s: float) -> None:
     path: str = scope["path"]
-    is_probe = path in _UNASKED or path.startswith(_FILES)
+    route, shown = asked.route, asked.path
+    if not route:
+        route, shown = getattr(asked.scope.get("route"), "path", ""), path
+    is_probe = path in _UNASKED or path.startswith(_FILES) or route in _REPORTS
     caller = asked.caller
     is_loop = asked.service != "" and caller is None and not traces.request_id()
     is_quiet = (is_probe or is_loop) and status < 400
     level = DEBUG if is_quiet or path == "/readyz" else INFO
     if not log.is_on(level):
         return
-    if asked.route:
-        route, shown = asked.route, asked.path
-    else:
-        route, shown = getattr(asked.scope.get("route"), "path", ""), path
     client, who = scope.get("client"), None
     if caller is not None:
         who = caller.tenant_id, caller.key_id, caller.role, caller.user_id

@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 from services.contracts.identity import Identity, ResolvedKey, Role, TenantLimits
 from services.kit import logging as service_logging
 from services.kit import traces
-from services.kit.access import AccessLog
+from services.kit.access import _REPORTS, AccessLog  # pyright: ignore[reportPrivateUsage]
 from services.kit.app import create_service
 from services.kit.credentials import caller_key
 from services.kit.edge.edge import Edge, EdgeMiddleware, OpenedEdge
@@ -33,6 +33,7 @@ from services.kit.logging import Log
 from services.kit.settings import SharedSettings
 from services.kit.sockets import listening
 from services.kit.tokens import Incoming, Outgoing
+from services.telemetry.endpoints import router as telemetry
 from tests.kit.test_edge import Row
 
 SECRET = b"of-the-scheduler-and-long-enough"
@@ -157,6 +158,22 @@ async def test_probes_and_what_services_ask_for_themselves_are_for_debugging(log
         logging.getLogger("services").setLevel("DEBUG")
         await http.get(path)
         assert [line["level"] for line in logged() if line["event"] == "request.answered"] == ["debug"]
+
+
+async def test_of_reports_of_nodes_only_what_is_refused_is_logged(logged: Lines) -> None:
+    app = FastAPI()
+    for path in sorted(_REPORTS):
+        assert [each for each in telemetry.routes if getattr(each, "path", "") == path], path
+
+        @app.post(path)
+        async def store(node_id: str) -> Response:
+            return Response(status_code=401 if node_id == "stranger" else 200)
+
+        async with asking(app) as http:
+            await http.post(path.format(node_id="node-1"))
+            assert logged() == []
+            await http.post(path.format(node_id="stranger"))
+            assert [(line["route"], line["status"]) for line in logged()] == [(path, 401)]
 
 
 async def _resolve(_: str) -> ResolvedKey:

@@ -87,6 +87,9 @@ def test_up_and_down_and_up(folder: Path) -> None:
         assert works(status, lost)
         if nodes is not None:
             works_off(folder, lost)
+            said = (folder / "log/telemetry.log").read_text()
+            assert "/register " in said
+            assert "/heartbeat" not in said, "what nodes report all day is no line each"
         else:
             key_file.unlink()
             new_admin_key(folder)
