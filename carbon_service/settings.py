@@ -97,5 +97,9 @@ class Settings(SharedSettings):
             raise ValueError(f"CARBON_LOCATION_ALIASES points to {strangers[0]}, which CARBON_ZONES does not name")
         for zone, names in self.sources.items():
             if "recorded" in names and zone not in RECORDINGS:
-                raise ValueError(f"there is no recording of {zone}; name a provider in CARBON_PROVIDERS")
+                known = ", ".join(sorted(RECORDINGS))
+                raise ValueError(
+                    f"there is no recording of {zone}, but of {known}; name its provider (docs/carbon.md): "
+                    f"CARBON_PROVIDERS={zone}=..."
+                )
         return self

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -45,19 +45,25 @@ def impossibility(gpus: GpuRequest, capacity: Capacity) -> Impossibility | None:
     """
     if not capacity:
         return None
+    zones = _listed(kind.zone for kind in capacity)
     if not (capacity := [kind for kind in capacity if gpus.zone in (None, kind.zone)]):
-        return Impossibility("/gpus/zone", f"No node of the cluster is in the grid zone {gpus.zone}.")
+        said = f"No node of the cluster is in the grid zone {gpus.zone}; the zones there are: {zones}."
+        return Impossibility("/gpus/zone", said)
     for name, level in (("within", gpus.within), ("near", gpus.near)):
         if level is not None and level not in (levels := capacity[0].largest):
             return Impossibility(f"/gpus/{name}", f"The cluster has no level {level}; it has {', '.join(levels)}.")
+    if not (capacity := [kind for kind in capacity if gpus.slice or not kind.is_slice]):
+        return Impossibility("/gpus/slice", "Such GPUs are all cut into MIG slices: ask for a slice.")
+    if not (kinds := [kind for kind in capacity if gpus.model in (None, kind.model)]):
+        where = "of the cluster" if gpus.zone is None else f"in the grid zone {gpus.zone}"
+        models = _listed(kind.model for kind in capacity)
+        said = f"No node {where} has a GPU of model {gpus.model}; the models there are: {models}."
+        return Impossibility("/gpus/model", said)
     if gpus.slice is not None:
-        return _no_slice(gpus, capacity)
-    kinds = [kind for kind in capacity if not kind.is_slice and gpus.model in (None, kind.model)]
+        return _no_slice(gpus, kinds)
+    such, kinds = kinds, [kind for kind in kinds if kind.memory_gib >= (gpus.memory_gib or 0)]
     if not kinds:
-        return Impossibility("/gpus/model", f"No node of the cluster has a GPU of model {gpus.model}.")
-    kinds = [kind for kind in kinds if kind.memory_gib >= (gpus.memory_gib or 0)]
-    if not kinds:
-        return Impossibility("/gpus/memory_gib", f"No such GPU of the cluster has {gpus.memory_gib:g} GiB of memory.")
+        return _too_little_memory("GPU", gpus, such)
     counts = Counter[tuple[str, float, str]]()
     for kind in kinds:
         counts[kind.model, kind.memory_gib, kind.zone] += kind.count
@@ -75,18 +81,25 @@ def impossibility(gpus: GpuRequest, capacity: Capacity) -> Impossibility | None:
     return None
 
 
-def _no_slice(gpus: GpuRequest, capacity: Capacity) -> Impossibility | None:
+def _no_slice(gpus: GpuRequest, kinds: Capacity) -> Impossibility | None:
     """Return why no slice of this size can ever exist: there is none, and no GPU could be cut into one."""
     size = sevenths_of(gpus.slice or "")
-    kinds = [kind for kind in capacity if gpus.model in (None, kind.model)]
-    if not kinds:
-        return Impossibility("/gpus/model", f"No node of the cluster has a GPU of model {gpus.model}.")
     could_be = [kind for kind in kinds if (kind.is_slice and kind.sevenths == size) or kind.can_cut]
     if not could_be:
         return Impossibility("/gpus/slice", "No such GPU of the cluster is cut into MIG slices, or can be.")
     if max(kind.memory_gib for kind in could_be) < (gpus.memory_gib or 0):
-        return Impossibility("/gpus/memory_gib", f"No such slice of the cluster has {gpus.memory_gib:g} GiB of memory.")
+        return _too_little_memory("slice", gpus, could_be)
     return None
+
+
+def _too_little_memory(what: str, gpus: GpuRequest, kinds: Capacity) -> Impossibility:
+    most_gib = max(kind.memory_gib for kind in kinds)
+    said = f"No such {what} of the cluster has {gpus.memory_gib:g} GiB of memory; the largest has {most_gib:.4g} GiB."
+    return Impossibility("/gpus/memory_gib", said)
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(set(names)))
 
 
 def kinds_of(rows: Sequence[tuple[str, Mapping[str, str], DeviceKind]], topology: Topology) -> list[DeviceKind]:

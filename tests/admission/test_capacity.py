@@ -26,7 +26,8 @@ LARGER = DeviceKind("A100", 80, "DE", 4)
         ({"slice": "3g", "memory_gib": 24.0}, [WHOLE, SLICES], "/gpus/memory_gib"),
         ({"min": 5}, [WHOLE, SLICES], "/gpus/min"),
         ({"min": 4}, [WHOLE, SLICES], None),
-        ({"model": "A100"}, [SLICES], "/gpus/model"),
+        ({"model": "A100"}, [SLICES], "/gpus/slice"),
+        ({}, [SLICES], "/gpus/slice"),
         ({"min": 7}, [WHOLE, ABROAD, LARGER], "/gpus/min"),
         ({"min": 6}, [WHOLE, ABROAD, LARGER], None),
         ({"min": 5, "zone": "DE"}, [WHOLE, ABROAD], "/gpus/min"),
@@ -47,10 +48,21 @@ def test_a_job_waits_only_for_what_could_come(gpus, capacity, pointer) -> None:
     [
         ({"min": 99}, "The gang needs 99 GPUs; the cluster has at most 8 of one kind in one zone."),
         ({"min": 99, "model": "A100"}, "The gang needs 99 GPUs; the cluster has 4 such GPUs."),
+        ({"zone": "SE"}, "No node of the cluster is in the grid zone SE; the zones there are: DE."),
+        ({"model": "H100"}, "No node of the cluster has a GPU of model H100; the models there are: A100, V100."),
+        (
+            {"model": "a100", "zone": "DE", "slice": "3g"},
+            "No node in the grid zone DE has a GPU of model a100; the models there are: A100, V100.",
+        ),
+        ({"memory_gib": 48.0}, "No such GPU of the cluster has 48 GiB of memory; the largest has 40 GiB."),
+        (
+            {"memory_gib": 24.0, "slice": "3g"},
+            "No such slice of the cluster has 24 GiB of memory; the largest has 20 GiB.",
+        ),
     ],
 )
-def test_a_gang_that_is_too_large_learns_how_large_one_may_be(gpus, said) -> None:
-    found = impossibility(GpuRequest.model_validate(gpus), [WHOLE, OTHER])
+def test_what_is_refused_names_what_there_is(gpus, said) -> None:
+    found = impossibility(GpuRequest.model_validate(gpus), [WHOLE, OTHER, SLICES])
 
     assert found is not None
     assert found.detail == said

@@ -305,6 +305,9 @@ def test_a_folder_that_is_not_there_is_refused_before_anything_is_submitted(run:
         ("A=1 python3 train.py", True),
         ("rm *.tmp", True),
         ("python3 train.py --lr=0.1", False),
+        ("exit 3", True),
+        (". ./env", True),
+        ("python3 exit", False),
     ],
 )
 def test_a_command_with_shell_syntax_is_run_by_a_shell(command: str, shell: bool) -> None:

@@ -92,7 +92,7 @@ def test_remembered_options_that_cannot_be_read_are_one_line(folder: Path, text:
         ("GPU_AGENT_SAMPLE_INTERVAL_S", "-1", "GPU_AGENT_SAMPLE_INTERVAL_S=-1: must be greater than"),
         ("DATABASE_URL", "mysql://nowhere", "DATABASE_URL must be the postgresql:// address of a server"),
         ("CARBON_PROVIDERS", "GB=uk", "CARBON_PROVIDERS names GB, which CARBON_ZONES does not"),
-        ("WATTSHIFT_ZONE", "FR", "there is no recording of FR; name a provider in CARBON_PROVIDERS"),
+        ("WATTSHIFT_ZONE", "FR", "there is no recording of FR, but of DE"),
     ],
 )
 def test_a_wrong_setting_is_refused_before_anything_starts(

@@ -101,10 +101,12 @@ def _is_shell(interpreter: list[str]) -> bool:
 
 
 _PLAIN, _SINGLE, _DOUBLE = "", "'", '"'
+_OF_THE_SHELL = {"!", ".", ":", "cd", "eval", "exec", "exit", "export", "read", "set", "trap", "ulimit", "umask"}
+"""What POSIX has the shell do itself: there is no such program."""
 
 
 def needs_shell(command: str) -> bool:
-    """Return whether a command line has shell syntax beyond quotes: pipes, redirections, variables, patterns, lists."""
+    """Return whether a command line is a shell's: it has syntax beyond quotes, or begins with a word of the shell."""
     quote, at = _PLAIN, 0
     while at < len(command):
         letter = command[at]
@@ -119,4 +121,4 @@ def needs_shell(command: str) -> bool:
             quote = _PLAIN if quote else letter
         at += 1
     first = command.split(maxsplit=1)[0] if command.split() else ""
-    return "=" in first and first.partition("=")[0].isidentifier()
+    return first in _OF_THE_SHELL or ("=" in first and first.partition("=")[0].isidentifier())
