@@ -146,6 +146,14 @@ class FleetWorld:
                 return plan
         raise AssertionError(f"the newest plan is {await self.plan()}")
 
+    async def order(self, zone: str, within: timedelta = timedelta(), name: str = "cut") -> None:
+        """Have an order of the grid in force in a zone, or soon."""
+        await self.database.execute(
+            "INSERT INTO grid_orders (id, key_id, source, body_sha256, name, zone, start_at, end_at, notice_s, steps) "
+            "VALUES ($1, 'k', 'api', '', '', $2, now() + $3, now() + '1 h', 0, '[]')",
+            *(name, zone, within),
+        )
+
     async def plan(self) -> Any:
         return await self.database.fetchrow("SELECT * FROM fleet_plans ORDER BY id DESC LIMIT 1")
 
@@ -369,7 +377,7 @@ async def a_fleet_world(database_url: str, **changes: Any) -> AsyncIterator[Flee
     await database.execute("SET session_replication_role = replica")  # rows stand for jobs that are not there
     await database.execute(
         "TRUNCATE fleets, apps, fleet_plans, app_observations, pool_instances, gpu_partitions, device_claims, "
-        "allocations, nodes, audit_log, energy_usages, jobs CASCADE"
+        "allocations, nodes, audit_log, energy_usages, grid_orders, jobs CASCADE"
     )
     world = FleetWorld(engine, database, ServingRepository(engine), Grid(), settings)
     world.grid.gco2_per_kwh[ZONE] = 200

@@ -311,12 +311,8 @@ async def test_an_order_of_the_grid_is_met_within_the_sla_and_the_floor(world: F
     await world.settle()
     assert await world.running() == {"photos big.7g": 2}, "accuracy alone counts"
 
-    order = (
-        "INSERT INTO grid_orders (id, key_id, source, body_sha256, name, zone, start_at, end_at, notice_s, steps) "
-        "VALUES ($1, 'k', 'api', '', '', $2, now() + $3, now() + '1 h', 0, '[]')"
-    )
-    await world.database.execute(order, "elsewhere", "DE", timedelta())
-    await world.database.execute(order, "announced", "GB", timedelta(minutes=5))
+    await world.order("DE", name="elsewhere")
+    await world.order("GB", timedelta(minutes=5), name="announced")
     await world.turn(3)
     assert await world.plans() == [("first", "applied")]
     await world.database.execute("UPDATE grid_orders SET start_at = now() WHERE id = 'announced'")
@@ -339,10 +335,7 @@ async def test_without_a_floor_an_order_leaves_the_accuracy_to_its_weight(world:
     await world.fleets.put("edge", a_fleet(), OPERATOR)
     await world.apps.put("photos", an_app(carbon_weight=0), ACME)
     await world.settle()
-    await world.database.execute(
-        "INSERT INTO grid_orders (id, key_id, source, body_sha256, name, start_at, end_at, notice_s, steps) "
-        "VALUES ('cut', 'k', 'api', '', '', now(), now() + interval '1 h', 0, '[]')"
-    )
+    await world.order("GB")
     await world.settle()
     assert await world.plans() == [("first", "applied"), ("grid_order", "applied")]
     assert not any("small" in each for each in await world.running())

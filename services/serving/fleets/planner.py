@@ -262,7 +262,7 @@ class FleetPlanner:
         if isinstance(answer, str):
             return await self._carrier.fail(fleet, plan, answer)
         result = answer.model_dump(mode="json")
-        if {each.name for each in answer.applications} != {app.name for app in fleet.apps} or gpus != fleet.up:
+        if {each.name for each in answer.applications} != {app.name for app in fleet.planned} or gpus != fleet.up:
             detail = "The fleet's applications or GPUs changed before the plan was ready."
             return await fleet.rows.change_plan(plan, FleetPlanState.SUPERSEDED, detail=detail, result=result)
         if only_proposes is not None:

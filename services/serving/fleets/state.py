@@ -36,7 +36,7 @@ class FleetState:
     apps: list[AppRecord]
     gpus: dict[Gpu, GpuState]
     instances: list[Placed]
-    planned: list[PlannedApp]
+    planned: list[PlannedApp]  #: Without those that have nothing, where there are fewer GPUs than applications
     served: Mapping[str, Service]
     plan: PlanRecord | None
     now: datetime
@@ -90,12 +90,16 @@ async def read_fleet(queries: Queries, record: FleetRecord) -> FleetState:
                 frozenset(failed),
             )
         )
-    gpus = (await queries.fleets.gpus([record.name])).get(record.name, [])
+    gpus = {each.at: each for each in (await queries.fleets.gpus([record.name])).get(record.name, [])}
+    up = [at for at, each in gpus.items() if each.is_usable]
+    there = {kind[0] for gpu in up for kind in record.assignment.get(gpu, ())}
+    planned.sort(key=lambda app: (app.name not in there, app.name))
+    del planned[max(len(up), sum(app.name in there for app in planned)) :]
     return FleetState(
         queries,
         record,
         live,
-        {each.at: each for each in gpus},
+        gpus,
         await queries.fleets.placed([app.name for app in apps]),
         planned,
         served,
@@ -123,7 +127,7 @@ def of_apps(assignment: Assignment, fleet: FleetState) -> dict[Gpu, tuple[Kind, 
 def is_base_for(assignment: Assignment, fleet: FleetState) -> bool:
     """Whether the assignment gives every application an instance and uses every GPU that is up."""
     apps = {kind[0] for kinds in assignment.values() for kind in kinds}
-    return apps == {app.name for app in fleet.apps} and {gpu for gpu, kinds in assignment.items() if kinds} == set(
+    return apps == {app.name for app in fleet.planned} and {gpu for gpu, kinds in assignment.items() if kinds} == set(
         fleet.up
     )
 

@@ -108,9 +108,16 @@ class PlanRecord(LastPlan):
 
     @property
     def shortage(self) -> str | None:
-        """What it says of those; None if there are none."""
+        """What it says of those, and of the applications that there is no GPU for; None if there are neither."""
         with_gpus = f"with {len(self.basis.gpus)} GPUs"
-        return f"No configuration keeps the limits of {', '.join(self.short)} {with_gpus}." if self.short else None
+        said = [f"No configuration keeps the limits of {', '.join(self.short)} {with_gpus}."] if self.short else []
+        if self.progress is not None:
+            left = {*self.basis.revisions} - {
+                "",
+                *(kind[0] for kinds in self.progress.after.values() for kind in kinds),
+            }
+            said += [f"There is nothing for {', '.join(sorted(left))} {with_gpus}."] if left else []
+        return " ".join(said) or None
 
 
 class FleetRows(SpecRows[FleetRecord]):
