@@ -166,7 +166,7 @@ async def test_a_job_waits_runs_in_its_zone_stops_and_runs_at_another_size(site:
     assert (stopped.requeues, stopped.shares, site.groups()) == (1, [], [])
     site.plane.decide("train", EngineAction.RELEASE, gpus=9)  # more than it can use
     await site.until_state("train", "running")
-    assert site.runs("train") == [(1, 1), (4, 2)]
+    await site.until(lambda: site.runs("train") == [(1, 1), (4, 2)])
     assert "zone:SE" not in site.groups()[0][0]
 
     (site.folder / "train.done").touch()
@@ -189,7 +189,7 @@ async def test_a_release_that_finds_no_room_is_taken_back(site: Site) -> None:
     (site.folder / "full").unlink()
     site.plane.decide("train", EngineAction.RELEASE)
     await site.until_state("train", "running")
-    assert site.runs("train") == [(1, 1)]
+    await site.until(lambda: site.runs("train") == [(1, 1)])
 
 
 async def test_a_job_outlives_its_bridge_and_the_next_one_finds_it(site: Site) -> None:
