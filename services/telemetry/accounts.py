@@ -86,7 +86,8 @@ def embodied_gco2(gpu_s: Mapping[str | None, float], inputs: Inputs, unknown: se
     for model, seconds in gpu_s.items():
         kilograms = inputs.embodied_kgco2.get(model) if model is not None else None
         per_s = None if kilograms is None else 1_000 * kilograms / inputs.device_lifetime_s
-        total = _add(total, seconds, per_s, f"embodied emissions of {model or 'boards of an unknown model'}", unknown)
+        what = model or "boards of an unknown model or cut into slices"
+        total = _add(total, seconds, per_s, f"embodied emissions of {what}", unknown)
     return total
 
 

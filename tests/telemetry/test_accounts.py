@@ -100,6 +100,22 @@ async def test_what_is_not_known_is_unknown_and_named(plane: Plane) -> None:
     assert accounts["baseline_gco2"] == pytest.approx(1.5 * 360)
 
 
+async def test_slices_are_not_charged_as_so_many_boards(plane: Plane) -> None:
+    """Seven jobs on slices of one GPU emit no seven times what it took to make it."""
+    agent = await plane.agent(gpus=1, zone="DE")
+    agent.can_partition()
+    agent.cut(0, [1] * 7)
+    await agent.register()
+    t = now_s()
+    slices = [device["index"] for device in agent.registration["devices"][1:]]
+    await agent.report(agent.interval(t - 10, t, usage(None, KWH_J, devices=slices)))
+
+    accounts = (await report(plane))["total_accounts"]
+
+    assert accounts["embodied_gco2"] is None
+    assert accounts["unknown"] == ["embodied emissions of boards of an unknown model or cut into slices"]
+
+
 async def test_daily_sums_have_no_mean_intensity(plane: Plane) -> None:
     agent = await plane.agent(zone="DE")
     t = now_s() - 4 * 86_400

@@ -16,12 +16,14 @@ AMOUNTS = ", ".join(f"coalesce(sum(l.{name}), 0)::float8 AS {name}" for name in 
 
 BOARDS = """
 boards AS (
-    SELECT n.id AS node_id, CASE WHEN count(DISTINCT d ->> 'model') = 1 THEN min(d ->> 'model') END AS model,
+    SELECT n.id AS node_id,
+        CASE WHEN count(DISTINCT d ->> 'model') = 1 AND count(d ->> 'parent') = 0 THEN min(d ->> 'model') END AS model,
         string_agg(DISTINCT d ->> 'model', ' and ' ORDER BY d ->> 'model') AS models
     FROM nodes n CROSS JOIN jsonb_array_elements(n.devices) d GROUP BY n.id
 )
 """
-"""A node with boards of several models has no one model; nor has one that is not registered any more."""
+"""A node with boards of several models has no one model; nor has one with slices, each of which counts as a GPU, or one
+that is not registered any more."""
 
 PERIOD = "($1::timestamptz IS NULL OR l.start_at >= $1) AND ($2::timestamptz IS NULL OR l.start_at < $2)"
 
