@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
+from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
@@ -109,19 +111,6 @@ def within_physics(lines: Iterable[Mapping[str, str]], most_w: Mapping[str, floa
         assert energy_j <= most_w[node] * MARGIN * (at_s(end) - at_s(start) + 1) + 1, (node, start, end, energy_j)
 
 
-def no_time_twice(lines: Iterable[Mapping[str, str]], jobs: Mapping[str, Mapping[str, Any]]) -> None:
-    """Hold that no job is charged for more GPU time than it can have held GPUs."""
-    charged = defaultdict[str, float](float)
-    for line in lines:
-        if line["job_id"]:
-            charged[line["job_id"]] += float(line["gpu_s"])
-    for job, gpu_s in charged.items():
-        if (found := jobs.get(job)) and found["started_at"] and found["ended_at"]:
-            most = found["spec"]["gpus"].get("max") or found["spec"]["gpus"].get("min") or 1
-            lived_s = at_s(found["ended_at"]) - at_s(found["started_at"])
-            assert gpu_s <= most * (lived_s + 3), (job, gpu_s, lived_s, most)
-
-
 def array_adds_up(array: Mapping[str, Any], tasks: Sequence[Mapping[str, Any]]) -> None:
     """Hold that an array says of its tasks what they say themselves."""
     assert len(tasks) == array["count"], (array, len(tasks))
@@ -152,3 +141,115 @@ def promised_once(windows: Iterable[Mapping[str, Any]], gpus: Mapping[str, int])
             if at_s(each["start_at"]) <= at_s(moment) < at_s(each["end_at"]):
                 promised.update(each["gpus"])
         assert all(count <= gpus.get(node, count) for node, count in promised.items()), (moment, promised)
+
+
+def holds_what_is_there(jobs: Iterable[Mapping[str, Any]], devices: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    """Hold that jobs have devices that their nodes have: slices of the size asked for, or GPUs that are not cut."""
+    there = {(node, each["index"]): each for node, known in devices.items() for each in known}
+    for job in jobs:
+        wanted = job["spec"]["gpus"].get("slice")
+        for share in job["placement"]:
+            for at in share["devices"] if share["node_id"] in devices else ():
+                device = there.get((share["node_id"], at))
+                assert device is not None, ("a device that its node does not have", job, at)
+                if wanted is None:
+                    assert "parent" not in device, ("a slice for a job that asked for none", job, device)
+                    assert not device.get("mig_enabled"), ("a GPU that is cut", job, device)
+                else:
+                    assert device.get("sevenths", 7) == int(wanted[0]), ("another slice", job, device)
+
+
+FINAL = ("succeeded", "failed", "cancelled")
+FOLLOWING = {
+    "queued": {"starting", "held", *FINAL},
+    "held": {"queued", "held", *FINAL},  # held by a budget, and then by its user
+    "starting": {"running", "preempting", "queued", "held", *FINAL},
+    "running": {"preempting", "queued", "held", *FINAL},
+    "preempting": {"queued", "held", *FINAL},
+}
+"""States that may follow one another, as the description of a job's life says."""
+A_POLICYS = {"outranked", "scale_out", "scale_in", "fair_share", "guaranteed", "greener_hours", "shorter_first",
+             "greener_zone", "defragmentation"}  # fmt: skip
+"""Reasons of stops that a guaranteed run, or a job that may not be stopped, keeps off."""
+LATE_S = 10.0  #: By how much a node may be late with what it tells of a gang's end
+Claims = list[tuple[str, float, float, int]]  #: Gang, from when to when, and on how many devices, by a node's word
+
+
+class Life:
+    """A job and what happened to it: its states, and the gangs that it had."""
+
+    def __init__(self, job: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> None:
+        self.job = job
+        named = ((each["type"].removeprefix("job."), each) for each in events)
+        named = ((each["data"]["state"] if name == "submitted" else name, each) for name, each in named)
+        self.states = [(name, at_s(each["at"]), each["data"]) for name, each in named if name in (*FOLLOWING, *FINAL)]
+        self.gangs = dict[str, tuple[float, float]]()
+        for at, (state, since_s, data) in enumerate(self.states):
+            if state == "starting":
+                ends = (s for name, s, _ in self.states[at:] if name in ("queued", "held", *FINAL))
+                self.gangs[data["allocation_id"]] = since_s, next(ends, float("inf"))
+
+    def waits_at(self, moment_s: float, margin_s: float) -> bool:
+        """Whether it was queued at a moment, or within the margin of it."""
+        return any(
+            state == "queued" and since_s - margin_s <= moment_s <= until_s + margin_s
+            for (state, since_s, _), until_s in zip(
+                self.states, [*(s for _, s, _ in self.states[1:]), float("inf")], strict=True
+            )
+        )
+
+    def check(self, min_run_s: float) -> None:
+        """Hold that its states followed one another as promised, and no policy stopped it too early, or at all."""
+        job, states = self.job, [state for state, _, _ in self.states]
+        for before, after in pairwise(states):
+            assert after in FOLLOWING.get(before, ()), (job, before, after, states)
+        assert not states or states[-1] == job["state"], (job, states)
+        assert len(self.gangs) == job["generation"], (job, self.states)
+        had_s = 0.0
+        for state, at, data in self.states:
+            had_s = at if state == "starting" else had_s
+            if state == "preempting" and data["reason"] in A_POLICYS:
+                assert job["spec"]["preemptible"], ("stopped, though it may not be", job, self.states)
+                assert not job["spec"]["gpus"].get("slice"), ("stopped on a slice", job, self.states)
+                assert at - had_s >= min_run_s, ("stopped within its guaranteed run", job, self.states)
+
+
+def given_back_to_who_waited(lives: Collection[Life]) -> None:
+    """Hold that what was given back by guarantees was for a tenant that had a job waiting, and another one."""
+    for life in lives:
+        for state, at, data in life.states:
+            if state == "preempting" and data["reason"] == "guaranteed":
+                owner = re.search(r"the tenant (\w+), to which", data["detail"])
+                wait = {each.job["tenant_id"] for each in lives if each.waits_at(at, 1.0)} - {life.job["tenant_id"]}
+                assert owner[1] in wait if owner else wait, ("given back to nobody who waits", life.job, life.states)
+
+
+def reserved_stays(lives: Collection[Life], windows: Collection[Mapping[str, Any]]) -> None:
+    """Hold that no policy stops what began on its tenant's reservation while that lasts."""
+    for life in lives:
+        for (before, since_s, began), (state, at, data) in pairwise(
+            each for each in life.states if each[0] in ("starting", "preempting")
+        ):
+            if before == "starting" and began["reason"] == "reserved" and state == "preempting":
+                own = [each for each in windows if each["tenant_id"] == life.job["tenant_id"]]
+                lasting = [(at_s(each["start_at"]), at_s(each["cancelled_at"] or each["end_at"]), each) for each in own]
+                then = [each for each in lasting if each[0] <= since_s < each[1]]
+                is_over = not then or any(until_s < at + 0.5 for _, until_s, _ in then)
+                assert is_over or data["reason"] not in A_POLICYS, ("stopped in a reservation", life.states, then)
+
+
+def charged_as_held(lives: Mapping[str, Life], claims: Claims, lines: Iterable[Mapping[str, str]]) -> None:
+    """Hold that each job is charged for the time that nodes told of while it had its gangs, and little beside."""
+    least, most, charged = (defaultdict[str, float](float) for _ in range(3))
+    for gang, start_s, end_s, devices in claims:
+        if life := lives.get(gang.rpartition(".")[0]):
+            since_s, until_s = life.gangs[gang]
+            job = life.job["id"]
+            least[job] += devices * max(min(end_s, until_s) - max(start_s, since_s), 0.0)
+            most[job] += devices * max(min(end_s, until_s + LATE_S) - max(start_s, since_s - LATE_S), 0.0)
+    for line in lines:
+        charged[line["job_id"]] += float(line["gpu_s"])
+    for job in lives:
+        assert least[job] * 0.999 - 0.1 <= charged[job] <= most[job] * 1.001 + 0.1, (
+            (job, least[job], charged[job], most[job]), lives[job].states
+        )  # fmt: skip

@@ -12,6 +12,7 @@ import base64
 import copy
 import csv
 import hmac
+import json
 import random
 import re
 import time
@@ -24,11 +25,12 @@ import pytest
 
 from gateway.routes import read_routes
 from services.contracts.identity import Role
-from services.contracts.nodes import RankState
+from services.contracts.nodes import RankState, WantedPartition
+from services.core.domain.mig import gpu_of
 from tests.admission.webhook_receiver import Receiver, receiving
 from tests.fuzz import rules
 from tests.fuzz.asking import DESCRIBED, MOST, WITHIN_S, bearer
-from tests.fuzz.world import World, enrolled
+from tests.fuzz.world import MIN_RUN_S, World, enrolled
 from tests.support.api_examples import EXAMPLES
 from tests.support.control_plane import FakeAgent, usage
 
@@ -102,6 +104,9 @@ class Walk:
         self.ids = {"tenant_id": "wa", "zone": "", "pool": "walk", "fleet": "walk", "app": "walk"}
         self.most_w = dict[str, float]()  #: Of whole nodes
         self.checked_messages = 0
+        self.credentials = dict[str, str]()  #: Of nodes
+        self.placed = dict[str, dict[str, list[int]]]()  #: Devices by node, of gangs by name
+        self.claims = dict[tuple[str, str, int], rules.Claims]()  #: What nodes have told of gangs' time, by interval
 
     async def ask(
         self, method: str, path: str, who: dict[str, str] | None = None, *, ok: bool = False, **options: Any
@@ -220,8 +225,11 @@ class Walk:
             "max_restarts": self.draw.choice((0, 0, 1)),
             "grace_s": 1,
             "preemptible": self.draw.random() < 0.7,
+            "priority": self.draw.choice((0, 0, 0, 5)),
             "labels": {"walk": self.tag},
         }
+        if self.draw.random() < 0.2:
+            spec["gpus"] = {"slice": self.draw.choice(("1g", "2g", "3g", "7g"))}
         if self.draw.random() < 0.2 and self.jobs:
             mine = [
                 job
@@ -402,8 +410,10 @@ class Walk:
         agent = FakeAgent(self.agents_http, name, gpus, base_url=self.telemetry_url)
         if self.draw.random() < 0.5:
             self.bound(agent)
+        if self.draw.random() < 0.6:
+            agent.can_partition()
         allowed = (await self.ask("POST", f"/v1/nodes/{name}/enrollments", ok=True, json={})).json()
-        await enrolled(agent, allowed)
+        self.credentials[name] = await enrolled(agent, allowed)
         self.nodes[name] = agent
         await agent.beat()
 
@@ -429,7 +439,7 @@ class Walk:
                 agent, name = self.gone.pop()
                 allowed = (await self.ask("POST", f"/v1/nodes/{name}/enrollments", ok=True, json={})).json()
                 agent.boot_id += "x"
-                await enrolled(agent, allowed)
+                self.credentials[name] = await enrolled(agent, allowed)
                 self.nodes[name] = agent
                 agent.ranks.clear()
                 await agent.beat()
@@ -437,12 +447,50 @@ class Walk:
                 await self.new_node()
 
     async def beats(self) -> None:
-        for agent in self.nodes.values():
+        for name, agent in self.nodes.items():
             if self.draw.random() < 0.95:
                 reply = await agent.beat()
                 for allocation in reply.allocations:
                     if allocation not in agent.ranks:
-                        agent.say(allocation, RankState.RUNNING)
+                        await self.look_at(allocation)
+                        agent.say(allocation, RankState.RUNNING, started_at=f"{datetime.now(UTC)}")
+                for wanted in reply.partitions if self.draw.random() < 0.7 else ():
+                    await self.cut_as_wanted(name, agent, wanted)
+
+    async def look_at(self, allocation: str) -> None:
+        """Note where a gang is, as the commands to its nodes say."""
+        job, _, generation = allocation.rpartition(".")
+        found = (await self.ask("GET", f"/v1/jobs/{job}", ok=True)).json()
+        if found["generation"] == int(generation) and found["placement"]:
+            self.placed[allocation] = {each["node_id"]: each["devices"] for each in found["placement"]}
+
+    async def cut_as_wanted(self, name: str, agent: FakeAgent, wanted: WantedPartition) -> None:
+        """Have a node do as agents do: cut a GPU once nothing holds it, register, and say so; or say why not."""
+        said = (agent.partitions or {})[wanted.gpu]
+        if (said["revision"], said["state"]) in ((wanted.revision, "applied"), (wanted.revision, "failed")):
+            return
+        live = {*agent.reply.allocations, *(each for each, rank in agent.ranks.items() if rank["state"] == "running")}
+        if any(each not in self.placed for each in live):
+            return
+        if wanted.gpu in {gpu_of(device) for each in live for device in self.placed[each].get(name, ())}:
+            agent.said_of(wanted.gpu, wanted.revision, "pending", said["sizes"], "still used")
+        elif (fails := self.draw.random()) < 0.2:
+            agent.said_of(wanted.gpu, wanted.revision, "busy" if fails < 0.1 else "failed", said["sizes"], "no")
+        else:
+            agent.cut(wanted.gpu, wanted.sizes)
+            answer = await agent.post("/v1/nodes/register", agent.registration, token=self.credentials[name])
+            assert answer.status_code == 200, answer.text
+            agent.token = answer.json()["token"]
+            agent.said_of(wanted.gpu, wanted.revision, "applied", wanted.sizes)
+
+    async def cuts(self) -> None:
+        name = self.draw.choice(list(self.nodes))
+        agent = self.nodes[name]
+        sizes = self.draw.choice(([], [3, 3], [2, 2, 3], [7], [1] * 7))
+        gpu = self.draw.randrange(2)
+        answer = await self.ask("PUT", f"/v1/nodes/{name}/gpus/{gpu}/partition", json={"sizes": sizes})
+        may = agent.partitions is not None or not sizes
+        assert answer.status_code == (200 if may else 409), answer.text
 
     async def ends(self) -> None:
         for agent in self.nodes.values():
@@ -450,7 +498,9 @@ class Walk:
                 if rank["state"] == "running" and (
                     allocation not in agent.reply.allocations or self.draw.random() < 0.3
                 ):
-                    agent.say(allocation, RankState.EXITED, code=self.draw.choice((0, 0, 0, 1)))
+                    since, until = rank["started_at"], f"{datetime.now(UTC)}"
+                    code = self.draw.choice((0, 0, 0, 1))
+                    agent.say(allocation, RankState.EXITED, code=code, started_at=since, ended_at=until)
 
     async def energy(self) -> None:
         for name, agent in self.nodes.items():
@@ -458,10 +508,15 @@ class Walk:
             until_s = now_s() - self.draw.choice((0, 0, 0.5))
             if until_s <= since_s:
                 continue
-            live = [each for each, rank in agent.ranks.items() if rank["state"] == "running"][:4]
+            live = [each for each, rank in agent.ranks.items() if rank["state"] == "running" and each in self.placed]
             usages = [
-                usage(each, self.draw.uniform(1, 3e5), devices=[at], cpu_energy_j=self.draw.uniform(0, 500))
-                for at, each in enumerate(live)
+                usage(
+                    each,
+                    self.draw.uniform(1, 3e5),
+                    devices=self.placed[each][name],
+                    cpu_energy_j=self.draw.uniform(0, 500),
+                )
+                for each in live
             ]
             interval = agent.interval(since_s, until_s, *usages, usage(None, 40.0, devices=[]))
             self.upto[name] = until_s
@@ -475,6 +530,13 @@ class Walk:
                 continue
             answer = await agent.report(*intervals)
             assert answer.status_code == 200, answer.text
+            for told in intervals:
+                between = rules.at_s(told["start_at"]), rules.at_s(told["end_at"])
+                self.claims[agent.node_id, told["boot_id"], told["sequence"]] = [
+                    (use["allocation_id"], *between, len(use["devices"]))
+                    for use in told["usages"]
+                    if use["allocation_id"]
+                ]
             if self.draw.random() < 0.6:  # or again, later
                 self.sent.remove(each)
 
@@ -638,12 +700,20 @@ class Walk:
         page = (await self.ask("GET", "/v1/jobs", ok=True, params={"state": states, "limit": 500})).json()
         if page["next_cursor"] is None:  # one statement's rows
             rules.one_holder(page["items"])
+            there = {name: agent.registration["devices"] for name, agent in self.nodes.items()}
+            rules.holds_what_is_there(page["items"], there)
         for job in page["items"]:
             for name in {each for names in (job["spec"].get("after") or {}).values() for each in names or []}:
                 self.known[name] = (await self.ask("GET", f"/v1/jobs/{name}", ok=True)).json()
             rules.waited(job, self.known)
         windows = await self.every("/v1/reservations")
-        rules.promised_once(windows, {name: len(each.registration["devices"]) for name, each in self.nodes.items()})
+        rules.promised_once(
+            windows,
+            {
+                name: sum("parent" not in one for one in each.registration["devices"])
+                for name, each in self.nodes.items()
+            },
+        )
         if self.arrays:
             array = self.draw.choice(self.arrays)
             for _ in range(8):  # until nothing has changed meanwhile
@@ -666,7 +736,38 @@ class Walk:
         lines = list(csv.DictReader(text.splitlines()))
         rules.lines_add_up(lines, days["lines"], hours, days)
         rules.within_physics(lines, self.most_w)
-        rules.no_time_twice(lines, self.known)
+
+    async def check_lives(self) -> None:
+        """Hold that jobs' lives went as promised, and what each was charged is what its gangs held."""
+        jobs = {each["id"]: each for each in await self.every("/v1/jobs", label=f"walk={self.tag}")}
+        lives = {job: rules.Life(found, await self.events_of(job)) for job, found in jobs.items()}
+        for life in lives.values():
+            life.check(MIN_RUN_S)
+        rules.given_back_to_who_waited(lives.values())
+        rules.reserved_stays(lives.values(), await self.every("/v1/reservations"))
+        lines = csv.DictReader((await self.lines(self.admin)).splitlines())
+        lines = [each for each in lines if self.tag in each["node_id"]]  # not of the installation's own node
+        claims = [each for told in self.claims.values() for each in told]
+        rules.charged_as_held(lives, claims, lines)
+
+    async def events_of(self, job: str) -> list[dict[str, Any]]:
+        text = (await self.ask("GET", f"/v1/jobs/{job}/events?follow=false", ok=True)).text
+        return [json.loads(line.removeprefix("data:")) for line in text.splitlines() if line.startswith("data:")]
+
+    async def check_cuts(self) -> None:
+        """Hold that what was wanted of GPUs that nobody holds comes to its end, and the API shows it."""
+        until_s = now_s() + WITHIN_S
+        while True:
+            nodes = [each for each in await self.every("/v1/nodes") if each["id"] in self.nodes]
+            cuts = [cut for each in nodes for cut in each["partitions"]]
+            if all(each["state"] in ("applied", "failed") for each in cuts):
+                break
+            assert now_s() < until_s, ("cuts that do not end", cuts)
+            await self.beats()
+        for shown in nodes:
+            assert shown["gpus_in_use"] == 0, shown
+            devices = self.nodes[shown["id"]].registration["devices"]
+            assert {each["uuid"] for each in shown["devices"]} == {each["uuid"] for each in devices}, shown
 
     async def check_budgets(self) -> None:
         """Hold that budgets come to what the ledger has, once it has grown no more for a while."""
@@ -681,9 +782,10 @@ class Walk:
             await asyncio.sleep(0.5)
 
     ACTIONS = (
-        *("submit",) * 8, *("batch",) * 2, *("steer",) * 6, *("steers_array",) * 2, *("beats",) * 12, *("ends",) * 5,
-        *("energy",) * 8, "key", "key", "ends_key", "user", "limits", "budget", "budget", "budget", "reserve", "order",
-        "policy", "estimate", "adds", "hook", "hook", "hook", "revoke", "revoke",
+        *("submit",) * 10, *("batch",) * 5, *("steer",) * 6, *("steers_array",) * 2, *("beats",) * 12, *("ends",) * 5,
+        *("energy",) * 8, "key", "key", "ends_key", "user", "limits", "limits", "cuts", "cuts", "cuts",
+        "budget", "budget", "budget", "reserve", "order",
+        "policy", "policy", "estimate", "adds", "hook", "hook", "hook", "revoke", "revoke",
     )  # fmt: skip
 
     async def step(self) -> None:
@@ -725,6 +827,8 @@ class Walk:
         await self.check_sums()
         await self.check_accounts()
         await self.check_budgets()
+        await self.check_lives()
+        await self.check_cuts()
 
 
 async def walked(

@@ -33,6 +33,7 @@ ZONE = "US-CAL-CISO"
 HOSTILE, BRIDGE = "node-hostile", "bridge-hostile"
 MARKER = "marker-of-acme"
 """In the names of what belongs to `acme`."""
+MIN_RUN_S = 2.0  #: Before it no policy stops a gang
 
 
 @dataclass
@@ -107,6 +108,8 @@ async def installed() -> AsyncIterator[World]:
     """An installation whose one GPU is taken: a job that was made up must not run on the machine that tests."""
     env = ON_PORTS | {
         "SCHEDULER_POLICY": "fifo",
+        "SCHEDULER_MIN_RUN_S": str(MIN_RUN_S),
+        "SCHEDULER_ROUND_INTERVAL_S": "4",
         "ADMISSION_BUDGET_INTERVAL_S": "1",
         "ADMISSION_WEBHOOK_NETWORKS": "127.0.0.0/8",
         "WATTSHIFT_ENDPOINT_NETWORKS": "127.0.0.0/8",
