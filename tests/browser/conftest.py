@@ -94,7 +94,7 @@ def open_page(browser: Browser, site: Installation, request: pytest.FixtureReque
 
     def opened(path: str, *, key: str | None = None, **options: Any) -> Page:
         context = browser.new_context(
-            base_url=site.gateway.url, timezone_id=ZONE, locale="en-GB", **{"color_scheme": "light", **options}
+            base_url=site.gateway.url, locale="en-GB", **{"timezone_id": ZONE, "color_scheme": "light", **options}
         )
         context.add_init_script(TELLS_CUT_TEXT)
         page = context.new_page()

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+import json
+from datetime import UTC, date, datetime, timedelta
+from urllib.parse import parse_qs, urlsplit
 from zoneinfo import ZoneInfo
 
 import pytest
-from playwright.sync_api import Locator, expect
+from playwright.sync_api import Locator, Request, Route, expect
 
 from tests.browser.conftest import ZONE, OpenPage
 from tests.integration.conftest import Installation
+
+CLOCK_CHANGES = {
+    "Europe/Berlin": ("2026-03-29", "2026-10-25"),
+    "America/St_Johns": ("2026-03-08", "2026-11-01"),
+    "Australia/Lord_Howe": ("2026-04-05", "2026-10-04"),  # by half an hour
+    "America/Santiago": ("2026-04-05", "2026-09-06"),  # at midnight, which one of these days does not have
+}
+
+
+def midnight(day: date, zone: str) -> datetime:
+    """Return when a day begins there."""
+    return datetime(day.year, day.month, day.day, tzinfo=ZoneInfo(zone)).astimezone(UTC)
 
 
 def value(shown: Locator) -> float:
@@ -109,3 +123,37 @@ def test_what_is_unknown_is_called_unknown(open_page: OpenPage, site: Installati
     fact = page.locator(".facts > div", has=page.get_by_text("Market-based", exact=True))
 
     expect(fact.locator("dd")).to_have_text("unknown")
+
+
+@pytest.mark.parametrize("zone", CLOCK_CHANGES)
+def test_periods_are_of_whole_days_where_the_clock_changes(open_page: OpenPage, site: Installation, zone: str) -> None:
+    """Each period begins as its first day does, and the days of the chart have all hours of it, each once."""
+    report = site.gateway.get("/v1/reports/footprint", group_by="project")
+    page = open_page("/reports", timezone_id=zone)
+
+    def query(request: Request) -> dict[str, datetime]:
+        asked = parse_qs(urlsplit(request.url).query)
+        return {name: datetime.fromisoformat(asked[name][0]) for name in ("start", "end") if name in asked}
+
+    def hours(route: Route) -> None:
+        start, end = query(route.request).values()
+        found = (start.replace(minute=0) + timedelta(hours=n + (start.minute > 0)) for n in range(24 * 32))
+        grams = {"carbon_gco2": 1_000, "idle_carbon_gco2": 0}
+        items = [{"start_at": each.isoformat(), **grams} for each in found if each < end]
+        route.fulfill(body=json.dumps({"items": items}))
+
+    page.route("**/v1/reports/hours?*", hours)
+    page.route("**/v1/reports/footprint?*", lambda route: route.fulfill(body=json.dumps(report)))
+    for day in (
+        date.fromisoformat(each) + timedelta(days=later) for each in CLOCK_CHANGES[zone] for later in (0, 1, 6)
+    ):
+        now = midnight(day, zone) + timedelta(hours=12)
+        page.clock.set_fixed_time(now)
+        report["end_at"] = now.isoformat()
+        for period, first in {"7": day - timedelta(days=6), "month": day.replace(day=1), "today": day}.items():
+            with page.expect_request("**/v1/reports/footprint?*") as sent:
+                page.goto(f"/reports?period={period}")
+            assert query(sent.value)["start"] == midnight(first, zone), (zone, day, period)
+            if day > first:
+                told = f"Emissions of {(day - first).days + 1} days, 12 kg CO₂ on the last"  # of as many hours
+                expect(page.locator("#trend")).to_have_attribute("aria-label", told)

@@ -74,6 +74,8 @@ function heatLine(node, gpu = null) {
 const link = (job) => h("a", { href: `/jobs/${job.id}` }, job.name);
 const several = (items) => items.flatMap((each, i) => (i ? [", ", each] : [each]));
 
+const cut = (sizes) => sizes.map((size) => `${size}g`).join(" + ") || "whole";
+
 function deviceRow(node, each) {
   const { device, reading, health } = each;
   const sick = health?.cause ? h("span", { class: "problem" }, `${words(health.cause)}${health.detail ? `: ${health.detail}` : ""}`) : health?.drained ? "out of service" : "well";
@@ -85,8 +87,8 @@ function deviceRow(node, each) {
     h("td", { class: "number" }, gone || !reading ? unknown() : percent(reading.utilization)),
     h("td", { class: "number" }, gone || !reading?.clock_mhz ? unknown() : clock(reading.clock_mhz), reading?.locked_clock_mhz ? h("small", {}, `locked to ${clock(reading.locked_clock_mhz)}`) : null),
     h("td", { class: "number" }, gone || reading?.memory_used_gib === null || !reading ? unknown() : `${digits(reading.memory_used_gib)} GiB`, h("small", {}, `of ${digits(device.memory_gib)} GiB`)),
-    h("td", {}, each.partition?.sizes.length ? each.partition.sizes.map((size) => `${size}g`).join(" + ") : "whole",
-      each.partition && each.partition.state !== "applied" ? h("small", {}, `${words(each.partition.state)}${each.partition.detail ? `: ${each.partition.detail}` : ""}`) : null),
+    h("td", {}, cut(each.slices.map(({ slice }) => slice.sevenths ?? 7)),
+      each.partition && each.partition.state !== "applied" ? h("small", {}, `${cut(each.partition.sizes)} ${words(each.partition.state)}${each.partition.detail ? `: ${each.partition.detail}` : ""}`) : null),
     h("td", { class: "why" }, sick, health?.since ? h("small", {}, "since ", at(health.since)) : null),
     h("td", { class: "name" }, each.jobs.length ? several(each.jobs.map(link)) : "–"),
     h("td", {}, act ? h("button", { type: "button", class: "quiet", "data-focus": `${act}-${device.index}`, onclick: () => change(`/v1/nodes/${node.id}/gpus/${device.index}/${act}`) }, act === "drain" ? "Take out" : "Return") : "")),

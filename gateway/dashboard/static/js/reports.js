@@ -19,20 +19,19 @@ let endAt = null;
 
 /** Return the period as `{start, end}`, days being those of the viewer. */
 function period() {
-  const day = new Date();
-  day.setHours(0, 0, 0, 0);
-  const month = (offset) => new Date(day.getFullYear(), day.getMonth() + offset, 1).toISOString();
+  const now = new Date();
+  const midnight = (months, date) => new Date(now.getFullYear(), now.getMonth() + months, date).toISOString();
   switch (form.elements.period.value) {
-    case "today": return { start: day.toISOString() };
-    case "month": return { start: month(0) };
-    case "last-month": return { start: month(-1), end: month(0) };
+    case "today": return { start: midnight(0, now.getDate()) };
+    case "month": return { start: midnight(0, 1) };
+    case "last-month": return { start: midnight(-1, 1), end: midnight(0, 1) };
     case "custom": {
       const [from, to] = [form.elements.from.value, form.elements.to.value];
       const after = to ? new Date(`${to}T00:00`) : null;
       after?.setDate(after.getDate() + 1);
       return { start: from ? new Date(`${from}T00:00`).toISOString() : null, end: after?.toISOString() };
     }
-    default: return { start: new Date(day.getTime() - 6 * 86_400_000).toISOString() };
+    default: return { start: midnight(0, now.getDate() - 6) }; // not so many times 24 hours: a clock may have changed
   }
 }
 
