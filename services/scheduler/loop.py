@@ -112,6 +112,7 @@ LATE_AFTER_S = 60.0  #: A turn that takes longer is reported as one that may nev
 
 SET_ASIDE_S = 3_600.0  #: For how long jobs are left out with which no round can be held
 SHOWN = 20  #: Of these, in the log
+PLAIN = "fifo"  #: The policy of a round that the one in force cannot hold, whatever waits: nobody waits for its mending
 
 ATTEMPTS = 5  #: How often a round is repeated after a concurrent change, before it waits for the next tick
 
@@ -320,17 +321,20 @@ class Scheduler:
         try:
             return await self._hold(trigger)
         except Exception as error:
-            if passes_over(error) or not (found := await self._culprits(trigger)):
+            if passes_over(error) or (found := await self._culprits(trigger)) == []:
                 raise
             note_failure(error)
+            if found is None:
+                log.error("policy.failed", error=str(error) or type(error).__name__, instead=PLAIN)
+                return await self._hold(trigger, build_policy(PLAIN, {}))
             log.error("jobs.set_aside", jobs=found[:SHOWN], count=len(found), lasts_s=SET_ASIDE_S)
             await self._database.run(jobs.set_aside, found, SET_ASIDE_S)
             return await self._hold(trigger)
         finally:
             gc.enable()
 
-    async def _culprits(self, trigger: Trigger) -> list[str]:
-        """Return the waiting jobs that keep a round from being planned; none if something else does."""
+    async def _culprits(self, trigger: Trigger) -> list[str] | None:
+        """Return the waiting jobs that keep a round from being planned; None if it fails without any of them, too."""
         self._forget()
         units = await self._database.run(jobs.waiting)
 
@@ -350,7 +354,8 @@ class Scheduler:
                 return False
             return True
 
-        return [job_id for unit in await culprits(units, passes) or () for job_id in unit]
+        found = await culprits(units, passes)
+        return None if found is None else [job_id for unit in found for job_id in unit]
 
     async def _load(self, trigger: Trigger, without: Collection[str] = ()) -> Loaded:
         outlooks = await self._carbon.outlooks(await snapshots.zones(self._database), time.time())
@@ -369,7 +374,7 @@ class Scheduler:
             without=without,
         )
 
-    async def _hold(self, trigger: Trigger) -> Round | None:
+    async def _hold(self, trigger: Trigger, instead: Policy[Any] | None = None) -> Round | None:
         for _ in range(ATTEMPTS):
             began = time.perf_counter()
             loaded = await self._load(trigger)
@@ -384,7 +389,7 @@ class Scheduler:
             self.level_rooms = level_rooms(snapshot)
             self.free_gpus = int(snapshot.nodes.free_gpus[snapshot.nodes.schedulable].sum())
             read = time.perf_counter()
-            policy, is_stored = self._policy_of(loaded)
+            policy, is_stored = (instead, False) if instead else self._policy_of(loaded)
             decided, memory = self._decide(loaded, policy, is_stored, read)
             written = time.perf_counter()
             try:

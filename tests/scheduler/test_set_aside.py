@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from services.core.domain.errors import PlanError
 from services.scheduler import loop
+from services.scheduler.counters import FAILURES
 from services.scheduler.planning import snapshot
 from services.scheduler.planning.culprits import MOST, culprits
 from tests.scheduler.world import World
@@ -111,3 +112,40 @@ async def test_a_round_that_fails_without_any_of_them_sets_nothing_aside(
     monkeypatch.undo()
     await world.scheduler.turn()
     assert await world.state(job) == "starting"
+
+
+@pytest.mark.parametrize("trigger", ["active", "passive"])
+async def test_where_the_policy_fails_over_what_runs_or_over_anything_a_plain_one_starts_jobs(
+    world: World, monkeypatch: pytest.MonkeyPatch, trigger: str
+) -> None:
+    await world.node("n1", 2)
+    runs = await world.job()
+    await world.scheduler.turn()
+    held = await world.allocation(runs)
+    waits = await world.job()
+    real, asked = loop.run_under_orders, list[str]()
+
+    def fails(policy: Any, seen: Any, memory: Any) -> Any:
+        asked.append(policy.name)
+        if policy.name != loop.PLAIN and runs in seen.jobs.ids:
+            raise ZeroDivisionError
+        return real(policy, seen, memory)
+
+    monkeypatch.setattr(loop, "run_under_orders", fails)
+    await world.fetch("UPDATE scheduler_state SET policy = 'las', parameters = '{}' RETURNING 1")
+    if trigger == "active":
+        await world.fetch("UPDATE scheduler_state SET last_active_at = NULL RETURNING 1")
+    before = FAILURES._value.get()
+    await world.scheduler.turn()
+
+    assert await world.state(waits) == "starting"
+    assert (await world.allocation(runs), await world.state(runs)) == (held, "starting"), "what runs is left alone"
+    assert FAILURES._value.get() == before + 1
+    (plan,) = await world.fetch("SELECT policy FROM plans ORDER BY round DESC LIMIT 1")
+    assert plan["policy"] == loop.PLAIN
+
+    asked.clear()
+    runs = "mended"
+    await world.job()
+    await world.scheduler.turn()
+    assert set(asked) == {"las"}, "it is asked again"
