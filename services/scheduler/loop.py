@@ -405,7 +405,7 @@ class Scheduler:
             self._power.note(loaded.snapshot, policy, changed=applied.changes > 0, now_s=time.monotonic())
             ended = time.perf_counter()
             done = Round(trigger, applied, (read - began) * 1e3, decided.decide_ms, (ended - written) * 1e3)
-            self._report(done, loaded)
+            self._report(done, loaded, policy.name)
             return done
         return None
 
@@ -450,7 +450,7 @@ class Scheduler:
             return self._built, False
         return self._built, True
 
-    def _report(self, done: Round, loaded: Loaded) -> None:
+    def _report(self, done: Round, loaded: Loaded, policy: str) -> None:
         applied = done.applied
         note_round(done.trigger, applied, {"load": done.load_ms, "decide": done.decide_ms, "apply": done.apply_ms})
         if done.trigger is Trigger.ACTIVE or applied.starts or applied.preemptions:
@@ -458,7 +458,7 @@ class Scheduler:
                 "round.held",
                 round=applied.round,
                 trigger=done.trigger.value,
-                policy=loaded.policy,
+                policy=policy,
                 jobs=len(loaded.snapshot.jobs),
                 starts=applied.starts,
                 preemptions=applied.preemptions,
