@@ -1,6 +1,7 @@
 """The SQLAlchemy engine of one process."""
 
 import asyncio
+import logging
 import time
 from typing import Any
 
@@ -83,6 +84,9 @@ class _Pool(AsyncAdaptedQueuePool):
             record.invalidate()
         if self._idle_since_s:
             self._look_in(min(self._idle_since_s.values()) + IDLE_S - now_s)
+
+
+logging.getLogger(f"{__name__}.{_Pool.__name__}").setLevel(logging.WARNING)  # as SQLAlchemy's own pools are logged
 
 
 async def ping(engine: AsyncEngine) -> None:

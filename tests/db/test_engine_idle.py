@@ -38,7 +38,8 @@ async def count(url: str, name: str, wanted: int) -> None:
         await looking.close()
 
 
-async def test_sqlalchemy_keeps_none_that_is_idle(database_url: str) -> None:
+async def test_sqlalchemy_keeps_none_that_is_idle(database_url: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="")
     engine = create_engine(database_url, pool_size=3, application_name="idle-engine")
     try:
         for _ in range(2):
@@ -46,6 +47,7 @@ async def test_sqlalchemy_keeps_none_that_is_idle(database_url: str) -> None:
             await count(database_url, "idle-engine", 3)
             await count(database_url, "idle-engine", 0)
         assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
+        assert caplog.messages == []
     finally:
         await engine.dispose()
 
