@@ -97,7 +97,11 @@ class Budgets:
                     await self._record_excess(connection, budget, amount, month, detail)
                 await repository.note(budget.id, month=month, used=amount, exceeded=exceeded, detail=detail)
             await repository.note_uses(self._used(await repository.used_by_keys(start_at), month))
-            held, released, warned = await repository.enforce()
+            warned = await repository.warn()
+        # A transaction's events come before those of transactions that began to write later: it must begin after those
+        # of the jobs that it holds, some of which were submitted meanwhile.
+        async with self._engine.begin() as connection:
+            held, released = await BudgetRepository(connection).enforce()
         if held or released or warned:
             log.info("budgets.enforced", held=held, released=released, warned=warned)
             self._on_change()

@@ -12,6 +12,7 @@ import asyncpg
 import pytest
 
 from services.admission.budgets import Budgets
+from services.admission.repository.budgets import BudgetRepository
 from services.admission.settings import ModelPrice
 from services.contracts.identity import ResolvedKey
 from services.db.database import Database
@@ -59,7 +60,7 @@ async def job(admission: Admission, job_id: str, tenant: str) -> dict[str, Any]:
 
 
 async def events(admission: Admission, job_id: str) -> list[str]:
-    query = "SELECT type FROM job_events WHERE job_id = $1 ORDER BY sequence"
+    query = "SELECT type FROM job_events WHERE job_id = $1 ORDER BY transaction_id, sequence"
     return [row["type"] for row in await admission.database.fetch(query, job_id)]
 
 
@@ -103,6 +104,22 @@ async def test_jobs_beyond_a_budget_are_held_by_name_and_released_when_it_is_rai
     assert (await job(admission, waits, tenant))["state"] == "queued"
     assert late in await planned(database_url)
     assert await events(admission, waits) == ["job.submitted", "job.held", "job.queued"]
+
+
+async def test_a_job_that_comes_while_budgets_are_counted_is_held_after_it_was_submitted(
+    admission: Admission, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Readers of its events, which go by transactions, would else take it for one that is queued."""
+    tenant, spent, late = await admission.make_tenant("late"), BudgetRepository.spent, list[str]()
+
+    async def meanwhile(self: BudgetRepository, start_at: datetime) -> Any:
+        late.append(await admission.submit({}, tenant=tenant))
+        return await spent(self, start_at)
+
+    monkeypatch.setattr(BudgetRepository, "spent", meanwhile)
+    await put(admission, tenant, quantity="kwh", amount=0)
+
+    assert await events(admission, late[0]) == ["job.submitted", "job.held"]
 
 
 async def test_the_waiting_tasks_of_an_array_are_held_and_those_that_run_go_on(

@@ -131,12 +131,14 @@ class BudgetRepository(Repository):
         query = update(budgets).where(budgets.c.id == budget_id)
         await self._connection.execute(query.values(month=month, used=used, exceeded=exceeded, detail=detail))
 
-    async def enforce(self) -> tuple[int, int, int]:
-        """Hold, release and warn jobs according to the stored state of the budgets; return how many of each."""
-        held, released, warned = [
-            len((await self._connection.execute(query)).all()) for query in (_HOLD, _RELEASE, _WARN)
-        ]
-        return held, released, warned
+    async def warn(self) -> int:
+        """Warn jobs according to the stored state of the budgets; return how many."""
+        return len((await self._connection.execute(_WARN)).all())
+
+    async def enforce(self) -> tuple[int, int]:
+        """Hold and release jobs according to the stored state of the budgets; return how many of each."""
+        held, released = [len((await self._connection.execute(query)).all()) for query in (_HOLD, _RELEASE)]
+        return held, released
 
 
 def _budget(row: RowMapping) -> Budget:
