@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import random
+from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.contracts.identity import Identity, Role
+from services.contracts.identity import Identity, KeyLimits, Role
 from services.contracts.routing import RoutedClass, RoutedPool, RoutedServer, RoutingTable
 from services.contracts.served_models import ServedModels, servers_of
 from services.core.policies.freesh.laxity import ServingRequest
@@ -19,7 +23,8 @@ from services.core.policies.freesh.server_choice import Work
 from services.router.fleet import Fleet, Server
 from services.router.lanes import LaneRules, Lanes, Ticket
 from tests.router.conftest import Stage, error_of
-from tests.support.routers import a_key, a_routed_pool, a_routed_server
+from tests.support.app_instances import until
+from tests.support.routers import Running, a_key, a_routed_pool, a_routed_server, chat
 
 TENANTS, MODELS, CLASSES = ("acme", "umbra", "zeta"), ("base", "lora", "other"), ("SS", "LL")
 
@@ -152,3 +157,100 @@ async def test_who_may_only_go_to_a_server_of_another_class_gets_it_once_it_has_
     await asyncio.sleep(0)
     assert waits.done(), "it waits beside a server that would take it"
     assert (await waits).id == "fine"
+
+
+STATES = ("ready", "ready", "draining", None)  #: Of a server; None: it is not in the table
+
+
+class Routers:
+    """Two routers before two servers that come, drain and go, and the requests of one key, which limits them."""
+
+    PER_MIN = 60
+
+    def __init__(self, stage: Stage, routers: list[Running], seed: int) -> None:
+        self.stage, self.routers, self.draw = stage, routers, random.Random(seed)
+        self.servers = {"instance_1": stage.one, "instance_2": stage.two}
+        self.states: dict[str, str | None] = dict.fromkeys(self.servers, "ready")
+        self.asked: dict[str, asyncio.Task[httpx.Response]] = {}
+        self.left = set[str]()
+
+    async def step(self) -> None:
+        draw = self.draw
+        match draw.choices(("ask", "leave", "state", "limits", "wait"), (60, 10, 15, 5, 20))[0]:
+            case "ask":
+                text = f"q{len(self.asked)}"
+                self.stage.one.takes_s, self.stage.two.takes_s = draw.choice((0.0, 0.02)), draw.choice((0.0, 0.02))
+                body = chat(text, stream=draw.random() < 0.5, max_tokens=draw.choice((5, 50)))
+                self.asked[text] = asyncio.create_task(draw.choice(self.routers).ask(json=body))
+            case "leave" if open_ := [text for text, task in self.asked.items() if not task.done()]:
+                self.left.add(text := draw.choice(open_))
+                self.asked[text].cancel()
+            case "state":
+                await self.state(draw.choice([*self.servers]), draw.choice(STATES))
+            case "limits":
+                for router in self.routers:
+                    await router.router.shared_limits.look()
+                    await router.router.peers.look()
+            case _:
+                await asyncio.sleep(draw.choice((0.0, 0.005, 0.03)))
+
+    async def state(self, name: str, state: str | None) -> None:
+        """Have a server drain, be lost or come back, and see that it gets nothing new while it does not serve."""
+        self.states[name] = state
+        self.stage.plane.servers = [
+            a_routed_server(self.servers[each], each, state=there, capacity=4)
+            for each, there in self.states.items()
+            if there is not None
+        ]
+        for router in self.routers:
+            await router.adopted()
+        if state != "ready":
+            server, under_way = self.servers[name], sum(self.held(router, name) for router in self.routers)
+            most = len(server.seen) - server.held + under_way
+            await asyncio.sleep(0.03)
+            assert len(server.seen) <= most, "a server that does not serve gets something new"
+
+    def held(self, router: Running, name: str) -> int:
+        return sum(each.held for each in router.router.fleet.everyone() if each.id == name)
+
+    async def end(self) -> None:
+        for name in self.servers:
+            await self.state(name, "ready")
+        answers = dict(zip(self.asked, await asyncio.gather(*self.asked.values(), return_exceptions=True), strict=True))
+        sent = Counter(
+            json.loads(body)["messages"][0]["content"] for server in self.servers.values() for body in server.seen
+        )
+        for text, answer in answers.items():
+            if text in self.left:
+                continue
+            assert isinstance(answer, httpx.Response), (text, answer)
+            is_served = answer.status_code == 200
+            assert sent[text] == is_served, (text, answer.status_code, "sent twice, or answered by nobody")
+            assert is_served or answer.status_code in (429, 503), (text, answer.text)
+        granted = sum(getattr(answer, "status_code", 200) == 200 for answer in answers.values())
+        assert granted <= 2 * (self.PER_MIN + 10), "two routers' limit and a grant"
+        everyone = [each for router in self.routers for each in router.router.fleet.everyone()]
+        await until(lambda: not any(each.held for each in everyone))
+        for router in self.routers:
+            assert not router.router.gate.in_flight
+            assert not router.router.gate.at_once.open, "a place is not given back"
+            assert not any(len(lane.queue) for lane in router.router.lanes.all())
+            assert (await router.ask(json=chat("after"), key=a_key("umbra"))).status_code in (200, 404)
+
+
+@pytest.mark.parametrize("seeds", [range(4), pytest.param(range(4, 150), marks=pytest.mark.slow)], ids=["few", "many"])
+async def test_servers_that_drain_and_go_lose_no_request_of_two_routers(stage: Stage, seeds: range) -> None:
+    for seed in seeds:
+        stage.one.seen.clear()
+        stage.two.seen.clear()
+        stage.plane.key_limits = KeyLimits(requests_per_min=Routers.PER_MIN, month_tokens=100_000)
+        async with stage.router() as one, stage.router() as two:
+            routers = Routers(stage, [one, two], seed)
+            try:
+                await routers.state("instance_1", "ready")
+                for _ in range(80):
+                    await routers.step()
+                await routers.end()
+            except BaseException as error:
+                error.add_note(f"seed {seed}")
+                raise
