@@ -12,6 +12,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, StringConstraints, model_validator
 
 from services.contracts import partition
+from services.contracts.queries import Plain
 from services.contracts.schema import LEAST, Instant, Int, Message, Name, Page, Real, check_once, many, maybe, said
 from services.contracts.serving import AnyInstance, GridNodes, InstanceState, PlanMode, ServerProbes, ServerProcess
 
@@ -318,10 +319,10 @@ class AppList(Page[App]):
 class AppReportQuery(Message):
     """The period that a report covers."""
 
-    hours: float = said(
+    hours: Annotated[float, Plain] = said(
         "Hours before now, as far as requests and instances are kept.", default=24, ge=LEAST, le=24 * 31
     )
-    step_s: float = said("Length of each step of the mix.", default=3_600, ge=5, le=86_400)
+    step_s: Annotated[float, Plain] = said("Length of each step of the mix.", default=3_600, ge=5, le=86_400)
 
 
 class AppMix(Message):

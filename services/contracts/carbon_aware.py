@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, RootModel
 from pydantic.alias_generators import to_camel
 
 from services.contracts.instants import LenientInstant
+from services.contracts.queries import Plain
 from services.contracts.schema import Int
 
 MOST_LOCATIONS = 50
@@ -114,7 +115,7 @@ class ForecastsQuery(BaseModel):
     location: list[LocationName] = Field(min_length=1, max_length=MOST_LOCATIONS)
     dataStartAt: LenientInstant | None = None  # noqa: N815  (that API's spelling)
     dataEndAt: LenientInstant | None = None  # noqa: N815
-    windowSize: int | None = Field(default=None, ge=1, le=LONGEST_WINDOW_MIN)  # noqa: N815
+    windowSize: Annotated[int | None, Plain] = Field(default=None, ge=1, le=LONGEST_WINDOW_MIN)  # noqa: N815
 
 
 class ForecastRequests(RootModel[list[ForecastRequest]]):

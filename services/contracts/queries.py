@@ -1,9 +1,9 @@
 """The query parameters of the public API. Unknown ones are refused: a misspelt filter would otherwise select
 everything."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import BeforeValidator, Field, StringConstraints
 
 from services.contracts.carbon import Clock
 from services.contracts.instants import AwareInstant
@@ -16,6 +16,15 @@ from services.core.domain.jobs import JobState
 from services.core.domain.signal import Signal
 
 LONGEST_S = 366 * 86_400.0
+
+
+def _plain(text: Any) -> Any:
+    if isinstance(text, str) and "_" in text:
+        raise ValueError("must be a number")
+    return text
+
+
+Plain = BeforeValidator(_plain)  #: Of a number: ``1_0`` is none, which Python alone reads as ten
 
 Cursor = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,200}$")]
 Search = Annotated[Text, StringConstraints(min_length=1, max_length=100)]
@@ -33,7 +42,7 @@ LabelFilter = Annotated[str, StringConstraints(pattern=LABEL_PATTERN)]
 class PageQuery(Message):
     """Which page of a list."""
 
-    limit: int = Field(default=50, ge=1, le=500)
+    limit: Annotated[int, Plain] = Field(default=50, ge=1, le=500)
     cursor: Cursor | None = maybe("`next_cursor` of the previous page.")
 
 
@@ -71,7 +80,9 @@ class JobFilters(PageQuery):
     submitted_after: Instant | None = None
     submitted_before: Instant | None = None
     tenant: Name | None = maybe("For operators: only this tenant's. Users always see only their own.")
-    number: int | None = maybe("Only what has this number, of each tenant; tasks have none here.", ge=1, le=2**63 - 1)
+    number: Annotated[int | None, Plain] = maybe(
+        "Only what has this number, of each tenant; tasks have none here.", ge=1, le=2**63 - 1
+    )
 
 
 class JobQuery(JobFilters):
@@ -119,21 +130,25 @@ class LogQuery(Message):
     """Which part of a job's output to read."""
 
     stream: LogStream = LogStream.STDOUT
-    generation: int | None = maybe("Which of the job's gangs; by default the newest.", ge=1, le=2**31 - 1)
+    generation: Annotated[int | None, Plain] = maybe(
+        "Which of the job's gangs; by default the newest.", ge=1, le=2**31 - 1
+    )
     node: Name | None = maybe("Which of the gang's nodes; by default the first.")
-    offset: int = said("Offset of the first byte.", default=0, ge=0, le=2**53)
+    offset: Annotated[int, Plain] = said("Offset of the first byte.", default=0, ge=0, le=2**53)
     since: Instant | None = maybe(
         "Begin no earlier than with the line that was being written at this time, by the node's clock, "
         "exact to about a second. Answered with 409 for a gang that an earlier release started."
     )
-    limit: int = said("Maximum number of bytes; when following, per chunk.", default=65_536, ge=1, le=1_048_576)
+    limit: Annotated[int, Plain] = said(
+        "Maximum number of bytes; when following, per chunk.", default=65_536, ge=1, le=1_048_576
+    )
     follow: bool = said("Keep the connection open for new output until the gang has ended.", default=False)
 
 
 class NodeQuery(Message):
     """Which page of the nodes, by name."""
 
-    limit: int | None = maybe("By default, all nodes in one page.", ge=1, le=500)
+    limit: Annotated[int | None, Plain] = maybe("By default, all nodes in one page.", ge=1, le=500)
     cursor: Cursor | None = maybe("`next_cursor` of the previous page.")
     clocks: bool = said("`false` leaves out `clocks_mhz` of devices, which are long lists.", default=True)
     trend: bool = said("`true` adds `trend`: temperatures of the past day.", default=False)
@@ -143,7 +158,7 @@ class NodeQuery(Message):
 class EngineDaysQuery(Message):
     """How many days to look back."""
 
-    days: int = said("Within this many days, including today.", default=31, ge=1, le=3_660)
+    days: Annotated[int, Plain] = said("Within this many days, including today.", default=31, ge=1, le=3_660)
 
 
 class EngineJobsQuery(Message):
@@ -155,14 +170,14 @@ class EngineJobsQuery(Message):
 class PlanQuery(Message):
     """Which rounds to list, newest first."""
 
-    limit: int = Field(default=50, ge=1, le=500)
+    limit: Annotated[int, Plain] = Field(default=50, ge=1, le=500)
     cursor: str | None = maybe("`next_cursor` of the previous page.", max_length=20)
 
 
 class LedgerQuery(Message):
     """Which page of the ledger's lines."""
 
-    limit: int = Field(default=100, ge=1, le=1_000)
+    limit: Annotated[int, Plain] = Field(default=100, ge=1, le=1_000)
     cursor: Text | None = maybe("`next_cursor` of the previous page.", max_length=4_000)  # names of groups are in it
 
 
@@ -222,14 +237,14 @@ class HistoryQuery(SignalQuery):
 
     start: AwareInstant | None = maybe("By default, one day of grid time before the end.")
     end: AwareInstant | None = maybe("By default, now.")
-    limit: int = Field(default=1000, ge=1, le=10_000)
+    limit: Annotated[int, Plain] = Field(default=1000, ge=1, le=10_000)
     cursor: str | None = maybe("`next_cursor` of the previous page.", max_length=64)
 
 
 class ForecastQuery(SignalQuery):
     """How far ahead."""
 
-    horizon_s: float | None = maybe("By default, one day of grid time.", ge=LEAST, le=LONGEST_S)
+    horizon_s: Annotated[float | None, Plain] = maybe("By default, one day of grid time.", ge=LEAST, le=LONGEST_S)
     clock: Clock = said(
         "Whether `horizon_s` counts real seconds or grid seconds, which differ while a recording is replayed.",
         default="real",
@@ -239,8 +254,8 @@ class ForecastQuery(SignalQuery):
 class OutlookQuery(SignalQuery):
     """How far back and ahead."""
 
-    past_s: float | None = maybe("By default, one day of grid time.", ge=0, le=LONGEST_S)
-    ahead_s: float | None = maybe("By default, one day of grid time.", ge=0, le=LONGEST_S)
+    past_s: Annotated[float | None, Plain] = maybe("By default, one day of grid time.", ge=0, le=LONGEST_S)
+    ahead_s: Annotated[float | None, Plain] = maybe("By default, one day of grid time.", ge=0, le=LONGEST_S)
     clock: Clock = said(
         "Whether `past_s` and `ahead_s` count real seconds or grid seconds, which differ while a "
         "recording is replayed.",

@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import Field
 
 from services.contracts.jobs import JobFootprint
-from services.contracts.queries import GroupBy, LedgerQuery, OtherGroup, RequestGroup
+from services.contracts.queries import GroupBy, LedgerQuery, OtherGroup, Plain, RequestGroup
 from services.contracts.schema import Instant, Message, Name, Page, many, maybe, said
 from services.contracts.slim import ALL_FIELDS, FieldsOf
 from services.core.domain.jobs import JobState
@@ -117,7 +117,7 @@ class FootprintTable(Message):
 class FootprintQuery(LedgerQuery):
     """Which part of the ledger to sum, and by which group."""
 
-    limit: int = Field(default=100, ge=1, le=10_000)
+    limit: Annotated[int, Plain] = Field(default=100, ge=1, le=10_000)
     group_by: GroupBy = "project"
     project: Name | None = maybe("Only jobs of this project.")
     then_by: GroupBy | None = maybe("A second group inside each, such as projects by month.")

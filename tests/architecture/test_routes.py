@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from inspect import iscoroutinefunction
@@ -11,6 +12,7 @@ import pytest
 from fastapi import APIRouter, Depends, Header, Query
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from gateway.routes import EVENTS, Route, Upstream
 from services.contracts.identity import Role
@@ -229,3 +231,26 @@ def test_a_function_that_says_too_little_or_too_much_is_refused(function: object
 
     with pytest.raises(ValueError, match=why):
         list(operations_of(Upstream.TELEMETRY, router))
+
+
+def numbers_of(dependant: Dependant) -> Iterator[tuple[str, TypeAdapter[object]]]:
+    for given in dependant.query_params:
+        kind, info = given.field_info.annotation, given.field_info
+        fields = kind.model_fields if isinstance(kind, type) and issubclass(kind, BaseModel) else {given.name: info}
+        for name, field in fields.items():
+            adapter = TypeAdapter[object](Annotated[field.annotation, field])  # type: ignore[valid-type]
+            if set(re.findall(r'"type": "(\w+)"', json.dumps(adapter.json_schema()))) & {"integer", "number"}:
+                yield name, adapter
+    for each in dependant.dependencies:
+        yield from numbers_of(each)
+
+
+def test_no_query_takes_a_number_that_python_alone_reads() -> None:
+    found = 0
+    for router in [each for routers in ROUTERS.values() for each in routers]:
+        for route in [each for each in router.routes if isinstance(each, APIRoute)]:
+            for name, adapter in numbers_of(route.dependant):
+                found += 1
+                with pytest.raises(ValidationError):
+                    pytest.fail(f"{route.path}: {name} is {adapter.validate_python('1_0')}")
+    assert found > 20

@@ -6,6 +6,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import StreamingResponse
 
 from services.contracts.batches import Batch, BatchFile, BatchFileList, BatchList, BatchRequest, DeletedFile
+from services.contracts.queries import Plain
 from services.kit.identity import Caller
 from services.kit.routes import from_state
 from services.serving.batches.service import Batches
@@ -13,8 +14,8 @@ from services.serving.batches.service import Batches
 router = APIRouter(prefix="/internal/openai/v1")
 
 TheBatches = Annotated[Batches, from_state("batches")]
-FilesLimit = Annotated[int, Query(ge=1, le=10_000)]
-BatchesLimit = Annotated[int, Query(ge=1, le=100)]
+FilesLimit = Annotated[int, Plain, Query(ge=1, le=10_000)]
+BatchesLimit = Annotated[int, Plain, Query(ge=1, le=100)]
 
 
 @router.post("/files")
