@@ -244,7 +244,7 @@ async def test_servers_that_drain_and_go_lose_no_request_of_two_routers(stage: S
         stage.one.seen.clear()
         stage.two.seen.clear()
         stage.plane.key_limits = KeyLimits(requests_per_min=Routers.PER_MIN, month_tokens=100_000)
-        async with stage.router() as one, stage.router() as two:
+        async with stage.router(preemptions=0) as one, stage.router(preemptions=0) as two:  # which send again
             routers = Routers(stage, [one, two], seed)
             try:
                 await routers.state("instance_1", "ready")
