@@ -11,6 +11,7 @@ import openai
 import pytest
 
 from services.contracts.identity import KeyLimits
+from services.db.database import connect
 from tests.serving.batches import BatchWorld, a_batch_world, line, written
 from tests.support.routers import MODEL
 
@@ -68,6 +69,23 @@ async def test_lines_that_a_server_refuses_are_in_the_error_file(world: BatchWor
     assert errors["b"]["response"]["body"]["error"]["code"] == "context_length_exceeded"
     assert done.request_counts is not None
     assert (done.request_counts.completed, done.request_counts.failed) == (0, 2)
+
+
+async def test_a_line_whose_failure_is_refused_too_holds_no_other(world: BatchWorld) -> None:
+    connection = await connect(world.settings.database_url, application_name="test")
+    await connection.execute("ALTER TABLE batch_lines ADD CONSTRAINT never CHECK (result NOT LIKE '%never%')")
+    try:
+        held = await world.submit(written([line("never"), line("held")]))
+        done = await world.until(await world.submit(written([line("a"), line("b")])))
+        assert (done.status, len(await world.results(done.output_file_id))) == ("completed", 2)
+        held = await world.until(
+            held, lambda batch: batch.request_counts is not None and batch.request_counts.completed == 1
+        )
+        assert held.request_counts is not None
+        assert held.request_counts.failed == 0
+    finally:
+        await connection.execute("ALTER TABLE batch_lines DROP CONSTRAINT never")
+        await connection.close()
 
 
 async def test_a_file_with_faults_names_each_with_its_line_and_nothing_is_sent(world: BatchWorld) -> None:

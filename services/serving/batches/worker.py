@@ -111,6 +111,7 @@ class BatchWorker:
         self._lead = Lead(settings.database_url)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._outcomes: list[Outcome] = []
+        self._unwritten = set[str]()  # lines of which not even the failure is stored; they end with their batch
         self._rooms: dict[tuple[str, str], Room] = {}
         self._next_s: dict[str, float] = {}  # as written
         self._forget_at_s = 0.0
@@ -136,7 +137,8 @@ class BatchWorker:
         await self._record()
         # Each time: whoever led before may have claimed lines after this process had taken over, in its last turn.
         async with self._repository.writing() as queries:
-            await queries.batch_work.take_back([*self._tasks, *(each.line.id for each in self._outcomes)])
+            kept = [*self._tasks, *(each.line.id for each in self._outcomes), *self._unwritten]
+            await queries.batch_work.take_back(kept)
             batches = await queries.batch_work.open()
         table = await self._routing.table()
         served = ServedModels(table.pools, table.servers)
@@ -144,7 +146,9 @@ class BatchWorker:
 
         limits = await self._limits(batches)
 
-        self._again = {batch.id: self._again[batch.id] for batch in batches if batch.id in self._again}
+        there = {batch.id for batch in batches}
+        self._again = {batch: again for batch, again in self._again.items() if batch in there}
+        self._unwritten = {line for line in self._unwritten if line.partition(" ")[0] in there}
 
         async def look_at(batch: OpenBatch) -> None:
             at_s, waits_s = self._again.get(batch.id, (0.0, pauses(FIRST_PAUSE_S)))
@@ -207,9 +211,11 @@ class BatchWorker:
                     await queries.batch_work.record(self._outcomes[:count])
                 del self._outcomes[:count]
             except DBAPIError as error:
-                if not refuses(error) or self._outcomes[0] is refused:
+                if not refuses(error):
                     raise
-                if count == 1:
+                if self._outcomes[0] is refused:
+                    self._unwritten.add(self._outcomes.pop(0).line.id)
+                elif count == 1:
                     refused = self._outcomes[0] = not_stored(self._outcomes[0].line)
                     log.warning("batches.result_refused", line=refused.line.id, error=str(error.orig))
                 count = 1
