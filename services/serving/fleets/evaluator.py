@@ -21,7 +21,6 @@ from services.core.policies.clover.layouts import SLICES
 from services.core.policies.clover.measured import MeasuredSearch
 from services.kit.logging import Log
 from services.serving.fleets import measuring
-from services.serving.fleets.assignment import Kind
 from services.serving.fleets.carrying import Carrier, progress_of, write_targets
 from services.serving.fleets.problem import idle_w_of
 from services.serving.fleets.state import REPORT_S, FleetState, of_apps
@@ -52,7 +51,7 @@ class Evaluator:
         """Begin by measuring what runs; if that cannot be measured, carry out at once what the optimizer found."""
         fleet = self.fleet
         self.plan = replace(self.plan, result=answer.model_dump(mode="json"))
-        searches, running = self.searches, _running(fleet)
+        searches, running = self.searches, fleet.belonging
         known = {
             (name, variant, f"{size}g")
             for name, each in searches.items()
@@ -165,10 +164,9 @@ class Evaluator:
         waiting = await apps.waiting(searches, until)
         idle_w, gpus = idle_w_of(spec) or 0.0, [*fleet.gpus.values()]
         windows: dict[str, measuring.Window] = {}
-        for app in fleet.apps:
-            rest = max(searches[app.name].gpus - measuring.held_gpus(app.name, gpus, fleet.instances), 0.0)
-            used_j = energy_j[app.name] + idle_w * rest * length_s
-            windows[app.name] = measuring.Window(seen[app.name], used_j, waiting[app.name])
+        for name, search in searches.items():
+            rest = max(search.gpus - measuring.held_gpus(name, gpus, fleet.instances), 0.0)
+            windows[name] = measuring.Window(seen[name], energy_j[name] + idle_w * rest * length_s, waiting[name])
         return windows, until
 
     async def _unmeasured(self, detail: str | None, *, is_in_force: bool = True) -> None:
@@ -218,11 +216,6 @@ class Evaluator:
         search = _with(search, present=_with(present, recut=recut))
         changes = {"result": self.plan.result, "search": search, "progress": progress, "detail": None}
         await self._change(FleetPlanState.CARRYING_OUT, **changes)
-
-
-def _running(fleet: FleetState) -> Counter[Kind]:
-    assignment = of_apps(fleet.record.assignment, fleet)
-    return Counter(kind for gpu in fleet.up for kind in assignment.get(gpu, ()))
 
 
 def _rest(fleet: FleetState) -> NextStep:

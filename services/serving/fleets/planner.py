@@ -8,7 +8,6 @@ solve. Everything else is decided from the database alone: a pass that is killed
 
 import asyncio
 import zlib
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -196,14 +195,13 @@ class FleetPlanner:
         if present.gco2_per_kwh is None or present.gco2_per_kwh <= 0:
             return  # without an intensity there is nothing to weigh accuracy against
         gpus = [fleet.gpus[gpu] for gpu in fleet.up]
-        running = Counter(kind for gpu in fleet.up for kind in assignment.get(gpu, ()))
         plan_id = new_id("plan")
         try:
             request = partition_request(
                 record.spec,
                 fleet.planned,
                 gpus,
-                running,
+                fleet.belonging,
                 gco2,
                 baseline,
                 seed=zlib.crc32(plan_id.encode()) >> 1,

@@ -1,5 +1,6 @@
 """What a pass of the planner knows of a fleet, read under the fleet's lock, and what follows from it alone."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -51,6 +52,12 @@ class FleetState:
     def up(self) -> list[Gpu]:
         """Its GPUs on which instances can run: those that are up and no longer used by jobs from outside the fleet."""
         return [gpu for gpu, state in sorted(self.gpus.items()) if state.is_usable]
+
+    @property
+    def belonging(self) -> Counter[Kind]:
+        """What is to run on its GPUs that are up."""
+        assignment = of_apps(self.record.assignment, self)
+        return Counter(kind for gpu in self.up for kind in assignment.get(gpu, ()))
 
     @property
     def basis(self) -> Basis:

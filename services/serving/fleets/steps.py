@@ -72,9 +72,8 @@ class NextStep:
 
 def at_rest(assignment: Assignment, gpus: Mapping[Gpu, GpuState], instances: Iterable[Placed]) -> NextStep:
     """Return what is wanted while no plan is being carried out: what fits on the GPUs that are up."""
-    there = {gpu: fitting(kinds, gpus[gpu].sizes) for gpu, kinds in assignment.items() if _is_up(gpus, gpu)}
     lost = frozenset(each.id for each in instances if each.gpu is not None and not _is_up(gpus, each.gpu))
-    return NextStep(assignment, _counted(there), lost)
+    return NextStep(assignment, _counted(_here(assignment, gpus)), lost)
 
 
 @dataclass(frozen=True)
