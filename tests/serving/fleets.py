@@ -229,6 +229,8 @@ class FleetWorld:
                 "SELECT job_id, mode FROM pool_instances WHERE pool = $1 AND state = 'ready' ORDER BY id",
                 f"app:{app['name']}",
             )
+            if not rows:
+                continue
             latency_ms, energy_j = figures(Counter(row["mode"] for row in rows))
             windows = int(seconds // 5)
             for window in range(windows):

@@ -203,3 +203,21 @@ async def test_two_applications_are_searched_at_once(world: FleetWorld) -> None:
     assert shown.plan is not None
     assert shown.plan.search is not None
     assert {each.name for each in shown.plan.search.present.applications} == {"streets"}
+
+
+async def test_an_application_that_no_gpu_is_left_for_keeps_no_other_from_being_measured(world: FleetWorld) -> None:
+    await world.node("n1", 1)
+    await world.fleets.put("edge", a_fleet(gpus=2, evaluation="measured"), OPERATOR)
+    for name in ("photos", "streets"):
+        await world.apps.put(name, an_app(carbon_weight=0.5, repartition="any_time"), ACME)
+    await world.settle()
+    await world.later(10)
+    await world.lose("n0")
+    await world.turn(2)
+    await world.settle()
+    world.grid.gco2_per_kwh["GB"] = 300
+    await world.later(10)
+    plan = await searched(world, frugal_small)
+    assert (plan["trigger"], plan["state"]) == ("intensity", "applied")
+    assert plan["detail"] == "There is nothing for streets with 1 GPU."
+    assert {each["name"] for each in tried(plan)} == {"photos"}

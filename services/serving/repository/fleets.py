@@ -14,6 +14,7 @@ from services.contracts.apps import FleetEvaluation, FleetPlanState, FleetPlanTr
 from services.contracts.identity import Identity
 from services.contracts.routing import EVERY_TENANT
 from services.contracts.serving import InstanceState
+from services.core.domain.counted import counted
 from services.core.domain.mig import placed
 from services.db.gpu_partitions import RELEASE, WANT
 from services.db.tables import apps, fleet_plans, fleets, gpu_partitions
@@ -109,7 +110,7 @@ class PlanRecord(LastPlan):
     @property
     def shortage(self) -> str | None:
         """What it says of those, and of the applications that there is no GPU for; None if there are neither."""
-        with_gpus = f"with {len(self.basis.gpus)} GPUs"
+        with_gpus = f"with {counted(len(self.basis.gpus), 'GPU')}"
         said = [f"No configuration keeps the limits of {', '.join(self.short)} {with_gpus}."] if self.short else []
         if self.progress is not None:
             left = {*self.basis.revisions} - {
