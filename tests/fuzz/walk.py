@@ -450,10 +450,12 @@ class Walk:
         for name, agent in self.nodes.items():
             if self.draw.random() < 0.95:
                 reply = await agent.beat()
-                for allocation in reply.allocations:
-                    if allocation not in agent.ranks:
-                        await self.look_at(allocation)
-                        agent.say(allocation, RankState.RUNNING, started_at=f"{datetime.now(UTC)}")
+                begun = [each for each in reply.allocations if each not in agent.ranks]
+                for allocation in begun:
+                    await self.look_at(allocation)
+                    agent.say(allocation, RankState.RUNNING, started_at=f"{datetime.now(UTC)}")
+                if begun:  # told at once, before any energy is
+                    reply = await agent.beat()
                 for wanted in reply.partitions if self.draw.random() < 0.7 else ():
                     await self.cut_as_wanted(name, agent, wanted)
 
