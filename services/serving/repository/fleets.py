@@ -113,10 +113,8 @@ class PlanRecord(LastPlan):
         with_gpus = f"with {counted(len(self.basis.gpus), 'GPU')}"
         said = [f"No configuration keeps the limits of {', '.join(self.short)} {with_gpus}."] if self.short else []
         if self.progress is not None:
-            left = {*self.basis.revisions} - {
-                "",
-                *(kind[0] for kinds in self.progress.after.values() for kind in kinds),
-            }
+            there = {kind[0] for kinds in self.progress.after.values() for kind in kinds}
+            left = self.basis.revisions.keys() - there - {""}
             said += [f"There is nothing for {', '.join(sorted(left))} {with_gpus}."] if left else []
         return " ".join(said) or None
 
