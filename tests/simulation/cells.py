@@ -91,12 +91,30 @@ class _Copy:
             self.ended_at = datetime.fromtimestamp(time.time(), UTC)
 
 
+@dataclass
+class _Tide:
+    """How clean power is at home and in cells, as a share of what it may be; in some runs it turns, and jobs follow."""
+
+    here: float = 1.0
+    in_cells: float = 1.0
+
+    @property
+    def turns(self) -> bool:
+        """Whether it does in this run."""
+        return self.here != self.in_cells
+
+    def turn(self) -> None:
+        """Have the others be the clean ones, who have room."""
+        self.here, self.in_cells = (0.05, 1.0) if self.here == 1.0 else (1.0, 0.05)
+
+
 @dataclass(eq=False)
 class _Cell:
     """Another installation, which is durable and does what it likes."""
 
     simulation: Simulation
     name: str
+    tide: _Tide
     copies: dict[str, _Copy] = field(default_factory=dict[str, _Copy])
     keys: dict[str, str] = field(default_factory=dict[str, str])
     cut_off_until_s: float = 0.0
@@ -178,7 +196,10 @@ class _Cell:
         return cast(Any, await self._exchange(lambda: ("NO", "average_direct", 1.2)))
 
     async def estimate(self, body: bytes) -> StartEstimate:
-        return cast(Any, await self._exchange(lambda: _estimate(self.simulation, suits=not self.refuses)))
+        tide = self.tide
+        return cast(
+            Any, await self._exchange(lambda: _estimate(self.simulation, tide.in_cells, suits=not self.refuses))
+        )
 
     def _copy(self, remote_id: str) -> _Copy:
         if remote_id not in self.copies:
@@ -192,11 +213,11 @@ class _Cell:
             await asyncio.sleep(2.0 + draw(3))
             for copy in self.copies.values():
                 self._turn(copy)
-            if self.simulation.is_calm:
+            if self.simulation.is_calm or self.tide.in_cells < 1.0:
                 self.refuses = False
             elif draw(5) == 1:
                 self.refuses = not self.refuses
-            elif draw(12) == 1:
+            elif not self.tide.turns and draw(12) == 1:
                 self.cut_off_until_s = self.simulation.loop.time() + (5.0, 60.0, 700.0)[draw(3)]
 
     def _turn(self, copy: _Copy) -> None:
@@ -224,19 +245,19 @@ def _try(work: Callable[[], Any]) -> None:
         return
 
 
-def _estimate(simulation: Simulation, *, suits: bool) -> StartEstimate:
+def _estimate(simulation: Simulation, share: float, *, suits: bool) -> StartEstimate:
     draw = simulation.choices.below
     now = datetime.fromtimestamp(time.time(), UTC)
     run = EmissionEstimate(
         starts_at=now,
         zone="NO",
         signal="average_direct",
-        intensity_gco2_per_kwh=(100.0, 20.0, 400.0)[draw(3)],
-        carbon_gco2_per_hour=(10.0, 50.0, 200.0, 1_000.0)[draw(4)],
+        intensity_gco2_per_kwh=(100.0, 20.0, 400.0)[draw(3)] * share,
+        carbon_gco2_per_hour=(10.0, 50.0, 200.0, 1_000.0)[draw(4)] * share,
     )
     return StartEstimate(
         policy="joint",
-        starts_now=bool(draw(2)),
+        starts_now=bool(draw(2)) or share < 1.0,
         gpus=1,
         placement=[],
         free_gpus=1,
@@ -251,6 +272,7 @@ class World(system.World):
     """Also the cells, and the jobs that were started at home."""
 
     cells: dict[str, _Cell]
+    tide: _Tide
     at_home: set[str]
     made: list[str]
     held: set[str]
@@ -284,7 +306,7 @@ async def _begin(world: World) -> Jobs:
         draw = world.simulation.choices.below
         if not world.simulation.is_calm and draw(8) == 1:
             raise unavailable("The scheduler")
-        return _estimate(world.simulation, suits=draw(3) > 0)
+        return _estimate(world.simulation, world.tide.here, suits=draw(3) > 0 or world.tide.turns)
 
     def connect(name: str, url: str, key: bytes) -> RemoteCell:
         return cast(Any, world.cells[name])
@@ -308,7 +330,10 @@ async def _play(simulation: Simulation) -> None:
         nothing = cast(Any, SimpleNamespace(all={}, agents={}))
         world = World(simulation, database, nothing, nothing, nothing)
         names = NAMES[: (2, 5)[draw(2)]]
-        world.cells = {name: _Cell(simulation, name) for name in names}
+        world.tide = _Tide()
+        world.cells = {name: _Cell(simulation, name, world.tide) for name in names}
+        if draw(2) == 1:
+            world.tide.turn()
         world.at_home, world.made, world.held, world.backup = set(), [], set(), {}
         database.rows("INSERT INTO tenants (id, limits) VALUES ('t', '{}') ON CONFLICT DO NOTHING")
         for name in names:
@@ -459,10 +484,12 @@ async def _schedule(world: World) -> None:
     draw = world.simulation.choices.below
     while True:
         await asyncio.sleep(3.0 + draw(4))
+        if world.tide.turns and draw(6) == 1:
+            world.tide.turn()
         if draw(2) or world.simulation.is_calm:
             world.at_home.update(str(row[0]) for row in world.database.rows(_START))
         for job_id in sorted(world.at_home):
-            way = draw(3 if world.simulation.is_calm else 8)
+            way = draw(3 if world.simulation.is_calm else 40 if world.tide.turns else 8)
             if (way == 1) is not world.simulation.is_calm:
                 world.database.rows(_STOP.format(state="succeeded", ended_at="now()", id=job_id, which="true"))
             else:

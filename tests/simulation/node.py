@@ -81,6 +81,7 @@ GIVEN_UP_S = LEASE_S + 1.0
 """A node that was silent for so long has lost its gangs, as the scheduler sees it."""
 LEAST_LEASE_S = 0.5
 COPY_S = 1.0
+FETCH_S = 5.0
 STARTS_S = 3.0
 """A gang whose devices are free has them within this time."""
 LIMIT_W = 200.0
@@ -195,6 +196,7 @@ class _Shims:
     memory: dict[str, int] = field(default_factory=dict[str, int])
     accounts: dict[str, Any] = field(default_factory=dict[str, Any])
     released: set[str] = field(default_factory=set[str])
+    asked: set[Path] = field(default_factory=set[Path])
     poison: set[int | None] = field(default_factory=set[int | None])
     boot: str = "boot0"
     boots: list[float] = field(default_factory=list[float])
@@ -370,6 +372,7 @@ class _Shims:
         """Return how a rank is asked to end, of which its shim hears though nothing can be written."""
 
         def judge(folder: RankFolder, *arguments: Any) -> None:
+            self.asked.add(folder.path)
             try:
                 request(folder, *arguments)
             finally:
@@ -397,7 +400,11 @@ class _Shims:
         """Return how an agent takes a heartbeat's answer, after which it may stand still."""
 
         def take(gangs: Gangs, *arguments: Any) -> None:
+            ending = {each.folder.path for each in gangs if each.state is RankState.STOPPING}
+            self.asked.clear()
             answer(gangs, *arguments)
+            again = sorted(path.name for path in ending & self.asked)
+            self.simulation.check("who ends is not asked to end", not again, str(again))
             if any(each.named and not each.holding and not each.is_over for each in gangs):
                 self.may_stall()
 
@@ -765,7 +772,11 @@ class _Judged(ReportingAgent):
         plane.shims.beginning = self
         self._simulation, self._stand_in = simulation, plane
         return SimpleNamespace(
-            until_enrolled=_nothing, renew=_nothing, refresh=_nothing, refused=lambda: None, secret=_a_secret
+            until_enrolled=_nothing,
+            renew=_nothing,
+            refresh=_nothing,
+            refused=lambda: simulation.check("no secret is given up that nobody has refused", False),
+            secret=_a_secret,
         )
 
     def _judge_end(self) -> None:
@@ -904,6 +915,8 @@ class _Agent(_Judged, Agent):
         return ranks.Launch(["work"], {}, "/", 1.0, account=cast(Any, account), secrets=secrets, secrets_dir="there")
 
     async def _fetch(self, start: StartGang, rank: Path) -> Inputs:
+        if cast(Any, self)._stand_in.shims.stalls:  # as where much is to be fetched
+            await asyncio.sleep(FETCH_S)
         return await self._simulation.boundary(lambda: Inputs(), InputError("it lacks a secret"))
 
 
@@ -1119,6 +1132,10 @@ class Drawn:
         for name, start in here.items():
             beside = [o for o in here.values() if o is not start and set(start.devices) & set(o.devices)]
             is_shared = any(o.shares or start.shares for o in beside)  # by estimate
+            ran = [lasted.get(o.allocation_id, NEVER) for o in (start, *beside)]
+            both_ran = is_shared and all(first_s <= begin_s and end_s <= last_s for first_s, last_s in ran)
+            is_both = not both_ran or told_j.get(name, 0.0) > 0
+            check("two that share a GPU are charged for it", is_both, f"{name}: {told_j}")
             ran_s, over_s = NEVER if is_shared else lasted.get(name, NEVER)
             least_j = self._joules(node, start.devices, max(ran_s, begin_s), min(over_s, end_s))
             until_s = min(lasted.get(name, NEVER)[1] + late_s(name), end_s)
@@ -1523,6 +1540,12 @@ def _check_agent(simulation: Simulation, agent: _Agent | _Measuring, shims: _Shi
         agent.waits_now.add(each.allocation_id)
         waits = now_s - since_s > STARTS_S + shims.stood_s and not simulation.loop.lacks_threads
         simulation.check("a gang begins when it may", not waits or agent.has_problem(), each.allocation_id)
+    for each in gangs:
+        if each.state is RankState.STOPPING and each.holding and each.shim is None and each.folder.started() is None:
+            since_s = agent.waits_since.setdefault(f"end of {each.allocation_id}", now_s)
+            agent.waits_now.add(f"end of {each.allocation_id}")
+            waits = now_s - since_s > STARTS_S + shims.stood_s and not simulation.loop.lacks_threads
+            simulation.check("who is not started yet ends at once", not waits or agent.has_problem(), str(since_s))
     agent.waits_since = {name: at_s for name, at_s in agent.waits_since.items() if name in agent.waits_now}
     agent.waits_now.clear()
 

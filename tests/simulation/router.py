@@ -788,6 +788,7 @@ async def _play(simulation: Simulation, requests: _Requests, handle: Handle = _a
     simulation.rests("no server with room stands beside a request that may use it", lambda: _stands_by(router))
     simulation.holds("no more is held in memory than may be", lambda: _too_much(router))
     simulation.holds("a server is read until as much waits as may", lambda: _read_no_further(router))
+    simulation.holds("who has lost its place is sent to no server", lambda: _sent_without_a_place(router))
     simulation.holds("only a server that has failed is ejected", lambda: _ejected_for_nothing(simulation, router))
     simulation.rests("who waits is in the queue", lambda: _waits_beside(router))
     simulation.rests("a gate that is closed is empty when nobody is in it", lambda: _not_told(router))
@@ -1563,4 +1564,15 @@ def _read_no_further(router: Router) -> str | None:
             transport: Any = connection._transport
             if transport is not None and transport._is_paused and connection._size <= upstream.HIGH_WATER:
                 return f"{server.id}: {connection._size} bytes wait"
+    return None
+
+
+def _sent_without_a_place(router: Router) -> str | None:
+    for lane in router.lanes.all():
+        for ticket in (*lane.unanswered.values(), *_spare(lane, frozenset())):
+            connection = ticket.connection
+            if ticket.is_preempted and connection is not None and ticket.server is not None:
+                is_sent = connection in ticket.server.origin.busy and not connection.complete
+                if is_sent and connection.error is None:
+                    return ticket.request.id
     return None

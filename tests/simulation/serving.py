@@ -324,6 +324,7 @@ class _World:
         self.simulation, self.admission = simulation, admission
         self.owners: dict[str, InstanceOwner] = {}
         self.plans: dict[str, PlanInForce] = {}
+        self.former: dict[str, PlanInForce | None] = {}
         self.rows: dict[str, Instance] = {}
         self.made_at: dict[str, float] = {}
         self.locks: dict[str, _Transaction] = {}
@@ -458,6 +459,9 @@ class _Review:
             self._check("who starts again does not get requests", row.url is None and row.ready_at is None, what)
         if each.state is InstanceState.DRAINING and row.state is InstanceState.STOPPING:
             self._look_at_drained(each, job, what)
+        if each.state is InstanceState.DRAINING and each.pool.startswith(APP_PREFIX):
+            is_kept = row.state is not InstanceState.READY and row.draining_at == each.draining_at
+            self._check("of a fleet nobody who drains is taken back", is_kept, what)
         if reason == each.reason:
             return
         is_true = {
@@ -975,6 +979,7 @@ async def play(simulation: Simulation, keys: Sequence[str] = ()) -> None:
 
 def _set_plan(world: _World, key: str, plan: PlanInForce, plan_id: str, number: int) -> None:
     owner = world.owners.get(key) or _owner(key, number, plan, plan_id)
+    world.former[key] = owner.target if owner.is_app else world.plans.get(owner.plan_id or "")
     world.plans[plan_id] = plan
     kept = {"target": plan} if owner.is_app else {"plan_id": plan_id}
     world.owners[key] = replace(owner, **kept)  # type: ignore[arg-type]
@@ -1019,6 +1024,8 @@ async def _change(world: _World, numbers: Iterator[int]) -> None:
             case 4:
                 mine = [each.id for each in world.rows.values() if each.pool == key and each.state in STAYING]
                 world.owners[key] = replace(owner, leave=frozenset(mine[:1])) if owner.is_app else owner
+            case _ if (plan := world.former[key]) is not None and plan.revision == owner.revision:
+                _set_plan(world, key, plan, f"plan_{next(numbers)}", 0)  # as it was before
             case _:
                 pass
 
