@@ -167,6 +167,7 @@ class Agent(ReportingAgent):
                 await self.gangs.stop_all(self.settings.exit_grace_s, self._on_owners)
         finally:
             await self._cancel(*self._tasks)
+            await self.gangs.end_launches()
         await self.meter.close()
         await self.checkpoints.close()
         await self._learned.save(everything=True)

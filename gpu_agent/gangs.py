@@ -33,6 +33,7 @@ from services.core.domain.mig import gpu_of
 from services.core.profiles.sharing import pace_beside
 from services.kit import traces
 from services.kit.logging import Log
+from services.kit.tasks import end_tasks
 
 log = Log(__name__)
 
@@ -414,6 +415,10 @@ class Gangs:
                         self._on_change()
                     return True
         return False
+
+    async def end_launches(self) -> None:
+        """Start nothing any more: the next agent has what was not started yet."""
+        await end_tasks(gang.launching for gang in self if gang.launching is not None)
 
     async def stop_all(self, grace_s: float, on_owners: OnOwners) -> None:
         """End every rank because the agent ends; return when they are gone, or shortly after the grace period."""

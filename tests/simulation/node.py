@@ -241,9 +241,8 @@ class _Shims:
 
     def _check_devices(self, start: StartGang, folder: RankFolder) -> None:
         """Nothing of an earlier gang is left on the devices of one that begins, and none of its job's is at work."""
-        agent = self.agent_of(folder)
-        assert agent is not None
-        check = self.simulation.check
+        agent, check = self.agent_of(folder), self.simulation.check
+        check("who has ended does no more", agent is not None, folder.path.name)
         for index in start.devices:
             board, device = agent.devices[index], agent.driver._devices[index]  # type: ignore[union-attr]
             here = [each for each in agent.gangs if index in each.devices]  # type: ignore[union-attr]
@@ -915,7 +914,8 @@ class _Agent(_Judged, Agent):
         return ranks.Launch(["work"], {}, "/", 1.0, account=cast(Any, account), secrets=secrets, secrets_dir="there")
 
     async def _fetch(self, start: StartGang, rank: Path) -> Inputs:
-        if cast(Any, self)._stand_in.shims.stalls:  # as where much is to be fetched
+        plane = self._stand_in
+        if plane.poison is not None and plane.poison % 4 == 2:  # as where much is to be fetched
             await asyncio.sleep(FETCH_S)
         return await self._simulation.boundary(lambda: Inputs(), InputError("it lacks a secret"))
 
