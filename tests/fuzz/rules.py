@@ -247,9 +247,11 @@ def charged_as_held(lives: Mapping[str, Life], claims: Claims, lines: Iterable[M
             job = life.job["id"]
             least[job] += devices * max(min(end_s, until_s) - max(start_s, since_s), 0.0)
             most[job] += devices * max(min(end_s, until_s + LATE_S) - max(start_s, since_s - LATE_S), 0.0)
+    lines = list(lines)
     for line in lines:
         charged[line["job_id"]] += float(line["gpu_s"])
     for job in lives:
+        told, booked = [each for each in claims if job in each[0]], [each for each in lines if each["job_id"] == job]
         assert least[job] * 0.999 - 0.1 <= charged[job] <= most[job] * 1.001 + 0.1, (
-            (job, least[job], charged[job], most[job]), lives[job].states
+            (job, least[job], charged[job], most[job]), lives[job].states, told, booked
         )  # fmt: skip

@@ -33,7 +33,7 @@ ZONE = "US-CAL-CISO"
 HOSTILE, BRIDGE = "node-hostile", "bridge-hostile"
 MARKER = "marker-of-acme"
 """In the names of what belongs to `acme`."""
-MIN_RUN_S = 2.0  #: Before it no policy stops a gang
+MIN_RUN_S = 6.0  #: Before it no policy stops a gang
 
 
 @dataclass
