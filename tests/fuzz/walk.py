@@ -819,9 +819,16 @@ class Walk:
                 await self.ask("POST", f"/v1/jobs/{job}/cancel")
         for array in self.arrays:
             await self.ask("POST", f"/v1/arrays/{array}/cancel")
-        live = {"label": f"walk={self.tag}", "state": ["queued", "held", "starting", "running", "preempting"]}
-        until_s = now_s() + WITHIN_S
-        while found := (await self.ask("GET", "/v1/jobs", params=live, ok=True)).json()["items"]:
+        until_s, label = now_s() + WITHIN_S, f"walk={self.tag}"
+        live = {"state": ["queued", "held", "starting", "running", "preempting"]}
+        for each in await self.every("/v1/jobs", **live):  # those of other tests may begin on nodes of this walk
+            await self.ask("POST", f"/v1/jobs/{each['id']}/cancel")
+
+        async def left() -> list[dict[str, Any]]:
+            own, known = await self.every("/v1/jobs", label=label, **live), await self.every("/v1/jobs", **live)
+            return own + [each for each in known if {share["node_id"] for share in each["placement"]} & {*self.nodes}]
+
+        while found := await left():
             assert now_s() < until_s, ("jobs that do not end", found[:2])
             await self.beats()
             await self.ends()
