@@ -31,7 +31,7 @@ function period() {
       after?.setDate(after.getDate() + 1);
       return { start: from ? new Date(`${from}T00:00`).toISOString() : null, end: after?.toISOString() };
     }
-    default: return { start: midnight(0, now.getDate() - 6) }; // not so many times 24 hours: a clock may have changed
+    default: return { start: midnight(0, now.getDate() - 6) }; // by the calendar: where a clock changes, a day has 23 or 25 hours
   }
 }
 
