@@ -12,9 +12,10 @@ from sqlalchemy import DateTime
 from services.contracts.serving import PlanTrigger, PoolPlanQuery
 from services.db import tables
 from services.serving.repository import ServingRepository
-from services.serving.repository.set_back import PAST
+from services.serving.repository.set_back import PAST, set_right
 from services.serving.upkeep import rectify
 from tests.serving.fleets import ACME, OPERATOR, a_fleet, a_fleet_world, an_app
+from tests.serving.pools import a_spec, add_pool
 from tests.serving.world import World, a_world
 
 AHEAD = timedelta(hours=1)
@@ -37,6 +38,24 @@ async def shift(world: Any, table: str) -> None:
 async def test_nothing_is_changed_while_the_clock_is_right(world: World) -> None:
     await world.planned("right")
     assert await rectify(ServingRepository(world.engine)) == 0
+
+
+@pytest.mark.parametrize("table", PAST)
+async def test_what_is_written_after_the_look_began_is_not_ahead(database_url: str, table: str) -> None:
+    """A transaction's ``now()`` is its beginning, and what others commit meanwhile is later than that."""
+    async with a_fleet_world(database_url) as world:
+        await world.fleets.put("edge", a_fleet(), OPERATOR)
+        await world.apps.put("photos", an_app(), ACME)
+        await world.settle()
+        await add_pool(world.database, "chat", a_spec())
+        plan = "INSERT INTO pool_plans (id, tenant_id, key_id, pool, revision, trigger, slot_at, from_at, deadline_at, "
+        values = "VALUES ('p', 'a', 'k', 'chat', 1, 'clock', now(), now(), now(), 'queued', '{}', '')"
+        await world.database.execute(f"{plan} state, problem, problem_sha256) {values}")
+        async with world.repository.writing() as queries:
+            await queries.now()
+            written = ", ".join(f"{column} = now()" for column in PAST[table])
+            assert await world.database.execute(f"UPDATE {table} SET {written}") != "UPDATE 0"
+            assert await set_right(queries.connection) == 0
 
 
 @pytest.mark.parametrize("table", PAST)

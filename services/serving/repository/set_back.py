@@ -2,6 +2,8 @@
 
 Until the clock has caught up, a plan with such a time would count as the newest, an instance as failing or draining.
 Ids from that time still sort last: queries for the newest of these rows order them by their times first.
+
+The present is ``clock_timestamp()``: to a transaction, ``now()`` is its beginning, and others commit rows after that.
 """
 
 from sqlalchemy import text
@@ -18,6 +20,7 @@ PAST = {
     "apps": _OBJECT,
 }
 """Columns that only ever say what has been."""
+PRESENT = "clock_timestamp()"
 EVERY_S = 5.0  #: How often to look for such times
 AGO_S = 60.0  #: How long ago they are said to be then: what has been written since the clock was set back is newer
 SINCE = {
@@ -33,15 +36,15 @@ SELECT max(created_at) FROM (SELECT name, created_at FROM pools
 def _rectify(table: str, columns: tuple[str, ...]) -> str:
     since = f"({SINCE[table]})" if table in SINCE else "NULL"
     ago = f"greatest(now() - interval '{AGO_S} s', {since})"
-    values = ", ".join(f"{each} = CASE WHEN {each} > now() THEN {ago} ELSE {each} END" for each in columns)
-    return f"UPDATE {table} SET {values} WHERE greatest({', '.join(columns)}) > now()"
+    values = ", ".join(f"{each} = CASE WHEN {each} > {PRESENT} THEN {ago} ELSE {each} END" for each in columns)
+    return f"UPDATE {table} SET {values} WHERE greatest({', '.join(columns)}) > {PRESENT}"
 
 
 _STATEMENTS = (
     # What a fleet waits for was reckoned when its plan failed.
-    text("""
+    text(f"""
 UPDATE fleets f SET retry_at = NULL
- WHERE retry_at > now() AND EXISTS (SELECT FROM fleet_plans WHERE fleet = f.name AND ended_at > now())
+ WHERE retry_at > now() AND EXISTS (SELECT FROM fleet_plans WHERE fleet = f.name AND ended_at > {PRESENT})
 """),
     *(text(_rectify(table, PAST[table])) for table in sorted(PAST, key=SINCE.__contains__)),  # owners first
 )
