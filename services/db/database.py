@@ -56,7 +56,11 @@ async def connect(database_url: str, *, application_name: str, **server_settings
         command_timeout=COMMAND_TIMEOUT_S,
         server_settings=session_settings(application_name) | {"jit": "off"} | server_settings,
     )
-    await prepare(connection)
+    try:
+        await prepare(connection)
+    except BaseException:
+        connection.terminate()
+        raise
     return connection
 
 

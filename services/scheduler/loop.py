@@ -22,7 +22,9 @@ from services.core.domain.errors import PolicyConfigError
 from services.core.policies.orders.feedback import with_ratios
 from services.core.policies.orders.layer import run_under_orders
 from services.core.policies.registry import build_policy
+from services.db import locks
 from services.db.database import Database, dumps
+from services.db.leadership import Leadership
 from services.kit.disk import DiskWatch
 from services.kit.logging import Log
 from services.kit.tasks import end_tasks
@@ -33,7 +35,6 @@ from services.scheduler.grid.openadr import OpenAdr
 from services.scheduler.grid.orders import prepare
 from services.scheduler.ingest.dependencies import look
 from services.scheduler.ingest.reports import Ingest
-from services.scheduler.leadership import Leadership
 from services.scheduler.learning.learned import KnownCurves, read_curves, refit
 from services.scheduler.learning.measuring import Measuring
 from services.scheduler.learning.predicting import Predicting
@@ -164,7 +165,7 @@ class Scheduler:
         self._database = database
         self._redis = redis
         self._carbon = carbon
-        self._leadership = Leadership(settings.database_url)
+        self._leadership = Leadership(settings.database_url, locks.LEADERSHIP, "scheduler-leader")
         self._ingest = Ingest(database, settings)
         self._engines = EngineIngest(database, settings)
         self._savings = Savings(database, carbon)
@@ -237,7 +238,7 @@ class Scheduler:
                 await self._guarded(self._sleep_until_woken)
         finally:
             await end_tasks(helpers)
-            await self._leadership.release()
+            self._leadership.release()
 
     async def _guarded(self, work: Callable[[], Awaitable[object]]) -> None:
         """Do ``work``; if it fails, the next turn tries again and trusts nothing that was cached."""

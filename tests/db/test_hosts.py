@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import partial
 
 from sqlalchemy import text
 
 from services.db.database import Database
 from services.db.engine import create_engine
-from services.scheduler.leadership import Leadership
+from services.db.leadership import Leadership
+from services.db.locks import LEADERSHIP
 from tests.support.servers import ROOT
+
+leading = partial(Leadership, lock=LEADERSHIP, name="scheduler-leader")
 
 
 def several(database_url: str) -> str:
@@ -21,12 +25,16 @@ def several(database_url: str) -> str:
 
 async def test_the_server_that_takes_writes_is_found(database_url: str) -> None:
     url = several(database_url)
-    engine, database, leadership = create_engine(url), await Database.open(url), Leadership(url)
+    engine, database, leadership = (
+        create_engine(url),
+        await Database.open(url),
+        leading(url),
+    )
     async with engine.connect() as connection:
         assert (await connection.execute(text("SELECT pg_is_in_recovery()"))).scalar() is False
     await database.ping()
     assert await leadership.hold()
-    await leadership.release()
+    leadership.release()
     await database.close()
     await engine.dispose()
 

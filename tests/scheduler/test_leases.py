@@ -3,6 +3,7 @@
 import asyncio
 import os
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,15 +12,18 @@ import pytest
 from redis.exceptions import RedisError
 
 from services.contracts.streams import command_stream
+from services.db.leadership import Leadership
+from services.db.locks import LEADERSHIP
 from services.kit.redis import connect
 from services.scheduler.ingest.database_clock import DatabaseClock
 from services.scheduler.ingest.reports import Ingest
-from services.scheduler.leadership import Leadership
 from services.scheduler.loop import Relay
 from services.scheduler.repository import gangs, outbox
 from services.scheduler.repository.outbox import Outgoing
 from tests.scheduler.world import World, a_world
 from tests.support.servers import fresh_database
+
+leading = partial(Leadership, lock=LEADERSHIP, name="scheduler-leader")
 
 
 async def test_a_node_is_given_up_only_when_its_lease_is_surely_over(world: World) -> None:
@@ -216,18 +220,21 @@ async def test_what_redis_did_not_take_stays_in_the_outbox(world: World) -> None
 
 
 async def test_one_scheduler_leads_and_the_next_takes_over(world: World) -> None:
-    first, second = Leadership(world.settings.database_url), Leadership(world.settings.database_url)
+    first, second = (
+        leading(world.settings.database_url),
+        leading(world.settings.database_url),
+    )
     assert await first.hold()
     assert not await second.hold()
     assert await first.hold()
 
-    await first.release()
+    first.release()
 
     async with asyncio.timeout(10):
         while not await second.hold():  # noqa: ASYNC110, the server lets go of the lock when it sees the connection end
             await asyncio.sleep(0.01)
     assert not await first.hold()
-    await second.release()
+    second.release()
 
 
 async def test_a_node_that_takes_no_work_keeps_its_gangs_and_gets_no_more(world: World) -> None:

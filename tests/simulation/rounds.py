@@ -108,7 +108,7 @@ class _Leadership:
             process.gained_s, process.has_begun = state.now_s, False
         return process.leads
 
-    async def release(self) -> None:
+    def release(self) -> None:
         """As of the real one."""
         process = self._process
         process.state.simulation.check("who no longer leads has no helpers", not +process.helping, str(process.helping))

@@ -40,7 +40,7 @@ from tests.support.servers import ROOT
 ROOMS: Mapping[str, Sequence[str]] = {
     "scheduler": (
         "services/db/nodes.py",
-        "services/scheduler/leadership.py",
+        "services/db/leadership.py",
         "services/scheduler/ingest/gangs.py",
         "services/scheduler/ingest/reports.py",
         "services/scheduler/planning/apply.py",

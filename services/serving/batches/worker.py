@@ -18,8 +18,9 @@ from services.contracts.routing import RoutedServer
 from services.contracts.served_models import ServedModels, servers_of
 from services.core.policies.cleanest_fill import Due, Slot, amounts_now, fill_in_time
 from services.core.policies.freesh.server_choice import Work, energy_profile
-from services.db.database import Connection, connect, ping, refuses
-from services.db.locks import BATCHES, try_session_lock
+from services.db.database import refuses
+from services.db.leadership import Leadership
+from services.db.locks import BATCHES
 from services.kit.ids import new_id
 from services.kit.logging import Log
 from services.kit.repeating import each_apart, pauses, repeat
@@ -44,38 +45,6 @@ LINES_AT_ONCE = 500
 TYPICAL = Work(500, 200)  #: The request for which servers' energies are compared
 
 LimitsOf = Callable[[str], Awaitable[KeyLimits]]
-
-
-class Lead:
-    """The right to work on batches, which one process has at a time; it ends with its connection."""
-
-    def __init__(self, database_url: str) -> None:
-        self._database_url = database_url
-        self._connection: Connection | None = None
-
-    async def hold(self) -> bool:
-        """Return whether this process has it, after trying to gain or keep it."""
-        try:
-            if self._connection is not None:
-                await ping(self._connection)
-                return True
-            connection = await connect(self._database_url, application_name="serving-batches")
-            try:
-                if await try_session_lock(connection, BATCHES):
-                    self._connection, connection = connection, None
-            finally:
-                if connection is not None:
-                    connection.terminate()
-        except BaseException:
-            self.release()
-            raise
-        return self._connection is not None
-
-    def release(self) -> None:
-        """Let another process have it."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.terminate()
 
 
 class _NotBegunError(Exception):
@@ -108,7 +77,7 @@ class BatchWorker:
         self._repository, self._routing, self._forecasts = repository, routing, forecasts
         self._sender, self._settings = sender, settings
         self._limits_of, self._now_s = limits_of, now_s
-        self._lead = Lead(settings.database_url)
+        self._lead = Leadership(settings.database_url, BATCHES, "serving-batches")
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._outcomes: list[Outcome] = []
         self._unwritten = set[str]()  # lines of which not even the failure is stored; they end with their batch
