@@ -54,6 +54,7 @@ from services.kit.settings import exit_with
 log = Log(__name__)
 
 LISTENERS_S = 1.0
+_IDLE_TICK_S = 1.0  #: Without gangs; a heartbeat, which follows each command, is answered with a tick
 _LOOK_FIRST_S = 2.0
 _LEAST_STREAM = 1 << 20  #: Bytes of a stream that are kept while the disk lacks of its reserve
 
@@ -271,7 +272,7 @@ class Agent(ReportingAgent):
         """Watch who listens on the ports of servers; report changes at once."""
         while True:
             gangs = {gang.allocation_id: gang for gang in self.gangs}
-            found = await asyncio.to_thread(self._ports.who_listens, list(gangs.values()))
+            found = await asyncio.to_thread(self._ports.who_listens, list(gangs.values())) if gangs else {}
             for name, who in found.items():
                 if gangs[name].listener is not who:
                     say = log.error if who is Listener.FOREIGN else log.info
@@ -293,7 +294,8 @@ class Agent(ReportingAgent):
                     self._heartbeat_due.set()
             await self._look_at_intervals()
             self._write_device_files()
-            await wait_for(self._tick_due, self.settings.tick_s)
+            tick_s = self.settings.tick_s
+            await wait_for(self._tick_due, tick_s if any(self.gangs) else max(tick_s, _IDLE_TICK_S))
 
     def _delivered(self) -> None:
         self._tick_due.set()

@@ -191,6 +191,11 @@ class Meter:
                     memory_used_gib=each.last.memory_used_gib,
                 )
 
+    @property
+    def nobody_is_charged(self) -> bool:
+        """Whether all of the energy is the node's own now; whoever takes a device ends the interval."""
+        return not (self._owners or self._guests or self._apart)
+
     def energy_j(self, devices: Collection[int], at: float) -> float:
         """Return the energy of these devices since this agent began, up to a moment near the last sample.
 

@@ -47,6 +47,8 @@ BATCH = 200
 _BACKLOG = 1_000
 _BACKLOG_INTERVAL_S = 30.0
 """Interval while many wait for delivery, so that a long absence of the control plane does not fill the disk."""
+_IDLE_FACTOR = 5
+"""By how much intervals are longer in which no gang holds a GPU: their rows are most of a quiet site's ledger."""
 HOUSEKEEPING_S = 5.0
 _LOCK_PATIENCE_S = 15.0
 _HEARTBEAT_TIMEOUT_S = 5.0  #: Of an agent that only measures
@@ -316,6 +318,8 @@ class ReportingAgent:
         while True:
             await asyncio.sleep(self.settings.sample_interval_s)
             interval_s = self.settings.energy_interval_s
+            if self.meter.nobody_is_charged:
+                interval_s *= _IDLE_FACTOR
             if len(self.spool) > _BACKLOG:
                 interval_s = max(interval_s, _BACKLOG_INTERVAL_S)
             if shim.clock() - closed + self.settings.sample_interval_s / 2 < interval_s:

@@ -63,6 +63,19 @@ async def test_an_interval_never_mixes_owners(node: Node) -> None:
     assert_gapless(node.plane)
 
 
+async def test_intervals_without_a_gang_are_longer(node: Node) -> None:
+    await node.start(GPU_AGENT_ENERGY_INTERVAL_S="0.2")
+    await eventually(lambda: len(node.plane.intervals) >= 6)
+    gang = await node.run("sleep", "60")
+    await eventually(lambda: _intervals_of(node.plane, gang) >= 5)
+    lengths_s = [(each.end_at - each.start_at).total_seconds() for each in node.plane.intervals]
+    first = next(at for at, each in enumerate(node.plane.intervals) if each.usages[0].allocation_id)
+    idle_s, charged_s = lengths_s[first - 3 : first - 1], lengths_s[first:]
+    assert min(idle_s) > 0.8, "the last one ends when the gang takes its GPUs, the first ones as the agent starts"
+    assert min(charged_s) < 0.8
+    assert_gapless(node.plane)
+
+
 async def test_no_energy_is_lost_or_doubled_when_the_agent_is_killed(node: Node) -> None:
     await node.start()
     lasting = await node.run(*SLEEP, devices=[0])
