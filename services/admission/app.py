@@ -52,6 +52,7 @@ from services.kit.app import DegradedError, answer_unavailable, create_service, 
 from services.kit.disk import DiskWatch
 from services.kit.http import ServiceClient, client_of, new_session
 from services.kit.logging import Log
+from services.kit.presence import Presence
 from services.kit.problems import as_problem, problem_response, unavailable
 from services.kit.redis import JobHints, connect
 from services.kit.repeating import repeat
@@ -96,7 +97,8 @@ def create_app(settings: AdmissionSettings) -> FastAPI:
         rules = SendingRules(settings.webhook_timeout_s, settings.webhook_retry_s, settings.webhook_disable_after_s)
         sender = Sender(engine, signer, addresses, rules)
         publisher = Publisher(engine, settings.webhook_settle_s)
-        webhooks = Webhooks(engine, signer, addresses, sender, max_per_tenant=settings.webhooks_per_tenant)
+        presence, most = Presence(publisher.has_work), settings.webhooks_per_tenant
+        webhooks = Webhooks(engine, signer, addresses, sender, presence.written.set, max_per_tenant=most)
         limits = UploadLimits(settings.upload_max_bytes, settings.upload_quota_bytes, settings.upload_retention_s)
         uploads = Uploads(engine, limits, disk)
         app.state.submissions, app.state.jobs, app.state.streams, app.state.logs = submissions, jobs, streams, logs
@@ -109,8 +111,9 @@ def create_app(settings: AdmissionSettings) -> FastAPI:
             show_secret(secret, settings.data_dir)
         clearing = repeat(uploads.clear, CLEAR_S, failed="uploads.not_cleared")
         counting = repeat(budgets.count, settings.budget_interval_s, failed="budgets.not_counted")
-        publishing = repeat(publisher.publish, settings.webhook_poll_s, failed="webhooks.not_published")
-        sending = repeat(sender.start_due, settings.webhook_poll_s, failed="webhooks.not_sent")
+        when, poll_s = presence.wait, settings.webhook_poll_s
+        publishing = repeat(publisher.publish, poll_s, failed="webhooks.not_published", when=when)
+        sending = repeat(sender.start_due, poll_s, failed="webhooks.not_sent", when=when)
         forgetting = repeat(forget_messages, FORGET_S, failed="webhooks.not_forgotten")
         kept = Kept(settings.jobs_keep_days, settings.idempotency_keep_days, settings.audit_keep_days)
         trimming = repeat(partial(forget, engine, kept), FORGET_S, failed="jobs.not_forgotten")

@@ -1,7 +1,7 @@
 """The nodes' users in Valkey or Redis: each reads its own stream of commands, and what routers say of its servers.
 
 The database says which users there should be. The server forgets users when it restarts, or is replaced by another one,
-and is given them again within a second.
+and is given them again within two seconds.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from services.telemetry.repository import credentials
 
 log = Log(__name__)
 
-LOOK_S = 1.0
+LOOK_S = 2.0
 PREFIX = "node:"
 COMMANDS = (
     *("+xreadgroup", "+xgroup|create", "+xautoclaim", "+xack", "+xdel", "+xread", "+xrevrange"),
@@ -53,11 +53,11 @@ class RedisUsers:
         """Make the users as they should be; what the server refuses is logged, and tried again."""
         wanted = await self._database.run(credentials.redis_users)
         try:
-            run_id = (await self._redis.info("server"))["run_id"]
-            if run_id != self._run_id:
-                self._applied = {}
-            existing = {name for name in await self._redis.execute_command("ACL", "USERS") if name.startswith(PREFIX)}
             async with self._redis.pipeline(transaction=False) as pipeline:
+                server, users = await pipeline.info("server").execute_command("ACL", "USERS").execute()
+                if (run_id := server["run_id"]) != self._run_id:
+                    self._applied = {}
+                existing = {name for name in users if name.startswith(PREFIX)}
                 for node_id, passwords in wanted.items():
                     if redis_user(node_id) not in existing or self._applied.get(node_id) != passwords:
                         pipeline.execute_command("ACL", "SETUSER", redis_user(node_id), *rules(node_id, passwords))

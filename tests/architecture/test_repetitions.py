@@ -85,7 +85,7 @@ LOOPS: dict[str, Pace | Until | Retry] = {
     "services/scheduler/power/nodes.py::NodePower._carry_out": Until("the database is back: `node_power.waiting`"),
     "services/scheduler/loop.py::Relay.run": Pace("`_look_every_s`"),
     # --- serving
-    "services/serving/repository/presence.py::Presence.wait": Pace("`_ask_at_s`"),
+    "services/kit/presence.py::Presence.wait": Pace("`_ask_at_s`"),
     "services/serving/solver.py::PlanSolver.solve": Until("`within_s`"),
     "services/serving/solver.py::PlanSolver._ask": Until("`within_s` of `_solve`"),
     "services/serving/worker.py::main": Until("`IDLE_S` without a plan"),

@@ -10,12 +10,13 @@ import pytest
 from sqlalchemy import text
 
 from services.db.engine import create_engine
+from services.kit import presence
+from services.kit.presence import Presence
 from services.kit.tasks import end_tasks
 from services.serving.controller.controller import Controller
 from services.serving.fleets.planner import FleetPlanner
 from services.serving.planning.planner import Planner, PlanWorkers
-from services.serving.repository import ServingRepository, presence
-from services.serving.repository.presence import Presence
+from services.serving.repository import ServingRepository
 from tests.support.control_plane import eventually
 
 

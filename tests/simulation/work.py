@@ -246,6 +246,10 @@ class _Store:
         row.settled += 1
         return True
 
+    async def has_live(self) -> bool:
+        """As of the real one."""
+        return await self._ask(lambda: any(each.state not in ENDED for each in self.rows.values()))
+
     async def release_abandoned(self, max_attempts: int, lease_s: float) -> Sequence[Any]:
         """As of the real one."""
         return await self._ask(lambda: self._release(max_attempts))

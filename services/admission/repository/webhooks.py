@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from sqlalchemy import RowMapping, delete, func, insert, select, text, update
+from sqlalchemy import RowMapping, delete, exists, func, insert, or_, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from services.admission.repository import Repository
@@ -162,6 +162,10 @@ class WebhookRepository(Repository):
         if tenant_id is not None:
             query = query.where(webhooks.c.tenant_id == tenant_id)
         return await self._one(query.with_for_update() if lock else query, _webhook)
+
+    async def is_any(self) -> bool:
+        """Return whether there is a webhook, or an event that the publisher has not taken."""
+        return await self._value(select(or_(exists(webhooks.select()), exists(webhook_events.select()))))
 
     async def waiting(self) -> int:
         """Return how many messages have not been delivered yet."""

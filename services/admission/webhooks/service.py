@@ -1,6 +1,6 @@
 """Use cases on webhooks, and the publisher that makes deliveries of events."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from operator import itemgetter
 
@@ -34,6 +34,11 @@ class Publisher:
 
     def __init__(self, engine: AsyncEngine, settle_s: float) -> None:
         self._engine, self._settle_s = engine, settle_s
+
+    async def has_work(self) -> bool:
+        """Return whether there is a webhook, or an event that `publish` has not taken."""
+        async with self._engine.connect() as connection:
+            return await WebhookRepository(connection).is_any()
 
     async def publish(self) -> int:
         """Make the deliveries of all events that are ready, and return how many.
@@ -121,10 +126,18 @@ class Webhooks:
     """Manages webhooks, and sends test messages."""
 
     def __init__(
-        self, engine: AsyncEngine, signer: Signer, addresses: AddressRules, sender: Sender, *, max_per_tenant: int
+        self,
+        engine: AsyncEngine,
+        signer: Signer,
+        addresses: AddressRules,
+        sender: Sender,
+        on_made: Callable[[], None],
+        *,
+        max_per_tenant: int,
     ) -> None:
+        """Take among others whom to tell once a webhook is made, for loops that waited for the first."""
         self._engine, self._signer, self._addresses = engine, signer, addresses
-        self._sender, self._max_per_tenant = sender, max_per_tenant
+        self._sender, self._on_made, self._max_per_tenant = sender, on_made, max_per_tenant
 
     async def create(self, caller: Identity, spec: webhooks.WebhookSpec) -> webhooks.NewWebhook:
         """Create a webhook of the caller's tenant; only this answer contains its secret.
@@ -149,6 +162,7 @@ class Webhooks:
             await repository.begin()
             made = await repository.insert(webhook_id, caller.tenant_id, spec, fingerprint(secret))
             await write_audit(connection, caller, "webhook.created", webhook_id, url=spec.url, events=spec.events)
+        self._on_made()
         return webhooks.NewWebhook.of(made, secret=secret)
 
     async def list(self, caller: Identity) -> webhooks.WebhookList:

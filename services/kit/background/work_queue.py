@@ -1,6 +1,8 @@
 """What callers can do with background work: submit, read and cancel it."""
 
+import asyncio
 import hashlib
+import math
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -37,6 +39,8 @@ def sha256(kind: str, document: Any) -> bytes:
     """Return the hash of a JSON document of some kind; the order of its keys makes no difference."""
     return hashlib.sha256(kind.encode() + b"\0" + orjson.dumps(document, option=orjson.OPT_SORT_KEYS)).digest()
 
+
+FORGET_EVERY_S = 600.0
 
 MOST_KEPT = 1_000  #: Pieces of a tenant: each may hold megabytes, and what has ended is kept for weeks
 
@@ -156,20 +160,24 @@ class Sweeper:
     def __init__(self, what: str, store: WorkStore, queue: TaskQueue | None, settings: WorkSettings) -> None:
         """Create a sweeper for a kind of work, its table, and its queue if workers get messages."""
         self._what, self._store, self._queue, self._settings = what, store, queue, settings
+        self._forget_at_s = -math.inf
 
     async def run(self) -> None:
         """Sweep until cancelled. A sweep that fails (the database or the broker is unreachable) is left to the next."""
         await repeat(self.sweep, self._settings.sweep_s, failed="sweep.failed")
 
     async def sweep(self) -> None:
-        """Requeue abandoned work, resend lost messages, delete old work."""
-        for row in await self._store.release_abandoned(self._settings.max_attempts, self._settings.lease_s):
-            event = "requeued" if row.state == WorkState.QUEUED else "given_up"
-            log.warning(f"{self._what}.{event}", id=row.id, attempts=row.attempts)
-        if self._queue is not None:
-            await self._send_lost(self._queue)
-        if forgotten := await self._store.forget_ended(self._settings.keep_days):
-            log.info(f"{self._what}.forgotten", count=forgotten)
+        """Requeue abandoned work, resend lost messages, now and then delete old work."""
+        if await self._store.has_live():
+            for row in await self._store.release_abandoned(self._settings.max_attempts, self._settings.lease_s):
+                event = "requeued" if row.state == WorkState.QUEUED else "given_up"
+                log.warning(f"{self._what}.{event}", id=row.id, attempts=row.attempts)
+            if self._queue is not None:
+                await self._send_lost(self._queue)
+        if (now_s := asyncio.get_running_loop().time()) >= self._forget_at_s:
+            if forgotten := await self._store.forget_ended(self._settings.keep_days):
+                log.info(f"{self._what}.forgotten", count=forgotten)
+            self._forget_at_s = now_s + FORGET_EVERY_S
 
     async def _send_lost(self, queue: TaskQueue) -> None:
         """Send as many messages as the queue has fewer than there is queued work.

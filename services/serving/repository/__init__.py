@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from services.contracts.identity import Identity
 from services.db.tables import audit_log
+from services.kit.presence import Presence
 from services.serving.repository.apps import AppRows
 from services.serving.repository.batch_work import BatchWorkRows
 from services.serving.repository.batches import BatchRows
@@ -20,7 +21,6 @@ from services.serving.repository.fleets import FleetRows
 from services.serving.repository.instances import ClockRows, InstanceRows
 from services.serving.repository.plans import PlanRows
 from services.serving.repository.pools import PoolRows, TrafficRows
-from services.serving.repository.presence import Presence
 from services.serving.repository.routing import EndpointRows, RoutingRows
 
 _IS_ANY = text("SELECT EXISTS (SELECT FROM pools) OR EXISTS (SELECT FROM fleets) OR EXISTS (SELECT FROM apps)")

@@ -1,17 +1,17 @@
-"""Whether there is anything to plan or run; while there is not, serving's loops wait and query nothing else."""
+"""Whether there is anything to do; while there is not, loops wait and query nothing else."""
 
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 
-LOOK_S = 5.0  #: How often to look whether another process has made the first pool, fleet or application
+LOOK_S = 5.0  #: How often to look whether another process has made the first thing to do
 
 
 class Presence:
-    """Lets loops run while there is a pool, a fleet or an application."""
+    """Lets loops run while there is something for them, such as a pool."""
 
     def __init__(self, is_any: Callable[[], Awaitable[bool]]) -> None:
-        """Take the query that tells whether there is any."""
+        """Take the query that tells whether there is anything."""
         self.written = asyncio.Event()  #: Set when this process has written something
         self._ask = is_any
         self._asking = asyncio.Lock()
@@ -19,7 +19,7 @@ class Presence:
         self._ask_at_s = 0.0
 
     async def wait(self) -> None:
-        """Wait until there is one; return at once if there was one a moment ago."""
+        """Wait until there is something; return at once if there was a moment ago."""
         while not await self._is_there():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(self._ask_at_s - _now_s(), 0.0)):
