@@ -15,7 +15,7 @@ from services.kit.tasks import end_tasks
 from services.standalone.probes import valkey_lines
 from services.standalone.supervisor import Supervisor
 
-LOOK_EVERY_S = 0.5
+LOOK_EVERY_S = 1.0
 QUIET_S = 60.0
 WITHIN_S = 5.0
 

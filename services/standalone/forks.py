@@ -41,6 +41,9 @@ _OF_WORKERS = {
     "simulator-worker": ("services.simulator.worker", *_CELERY),
 }
 
+_LATER = ("uvicorn.loops.uvloop", "uvicorn.lifespan.on", "fastapi.telemetry._runtime", "encodings.idna", "httpcore")
+"""What services import only when they run; of uvloop alone each process would hold some MB of its own."""
+
 _PR_SET_PDEATHSIG, _PR_GET_TID_ADDRESS = 1, 40
 _CLONE_PARENT, _CLONE_CHILD_CLEARTID, _CLONE_CHILD_SETTID = 0x8000, 0x200000, 0x1000000
 _SYS_CLONE = {"x86_64": 56, "aarch64": 220}.get(os.uname().machine, -1)
@@ -51,7 +54,7 @@ _TITLE = "-" * 512  #: An argument in whose place a process writes its own comma
 def imported_by(services: Iterable[Service], workers: Iterable[str]) -> tuple[str, ...]:
     """Return the modules that the processes of an installation import, including the migrations of its database."""
     of_workers = (name for worker in workers for name in _OF_WORKERS[worker])
-    return tuple(dict.fromkeys((*of_workers, *(each.module for each in services), "migrations.run")))
+    return tuple(dict.fromkeys((*of_workers, *(each.module for each in services), *_LATER, "migrations.run")))
 
 
 class Forked:

@@ -23,7 +23,7 @@ NEXT = "service-root-next"
 IN_FORCE = "roots-in-force"
 """A file in the data folder: the hash of the secrets that all processes were started with."""
 
-LOOK_EVERY_S = 0.5
+LOOK_EVERY_S = 1.0
 WITHIN_S = 600.0
 
 

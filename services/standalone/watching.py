@@ -5,7 +5,7 @@ overloaded machine everybody is late. Only silence without work counts as hangin
 
 | the process | is replaced after |
 |---|---|
-| is stopped (SIGSTOP) | `STOPPED_MISSES` probes without an answer, about 5 s |
+| is stopped (SIGSTOP) | `STOPPED_MISSES` probes without an answer, about 8 s |
 | uses no processor time, waits for no disk | `IDLE_S` |
 | works, but does not answer | `BUSY_S` |
 | has not answered since it was started | `START_S`, in which it did nothing |
@@ -17,11 +17,11 @@ from dataclasses import dataclass
 
 import psutil
 
-EVERY_S = 2.0  #: Between two probes of a process that answers
+EVERY_S = 5.0  #: Between two probes of a process that answers
 
 AGAIN_S = 0.5  #: Between two probes of one that does not
 
-THOROUGHLY_EVERY = 5  #: One in this many probes also asks what the process lacks
+THOROUGHLY_EVERY = 4  #: One in this many probes also asks what the process lacks
 
 STOPPED_MISSES = 2
 IDLE_MISSES = 4

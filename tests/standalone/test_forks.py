@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.util import find_spec
@@ -183,4 +184,13 @@ def test_what_is_imported_is_what_runs() -> None:
     names = module.imported_by([*SERVICES, AGENT], WORKERS)
     assert {each.module for each in (*SERVICES, AGENT)} < set(names)
     assert all(find_spec(name) for name in names)
-    assert module.imported_by([AGENT], []) == (AGENT.module, "migrations.run")
+    assert {AGENT.module, "migrations.run"} < set(module.imported_by([AGENT], [])) < set(names)
+
+
+def test_what_services_import_when_they_run_is_imported_before_they_are_forked() -> None:
+    served = "import uvicorn, sys; config = uvicorn.Config(None); config.load(); config.get_loop_factory(); "
+    later = "print(*(name for name in sys.modules if name.startswith(('uvicorn.l', 'uvloop'))))"
+    needed = subprocess.run([*PYTHON, "-c", served + later], capture_output=True, text=True, check=True).stdout.split()
+    imports = f"import importlib, sys; [importlib.import_module(name) for name in {module.imported_by([AGENT], [])!r}]; "
+    shared = subprocess.run([*PYTHON, "-c", imports + later], capture_output=True, text=True, check=True).stdout.split()
+    assert not set(needed) - set(shared) - {"uvicorn.loops.auto"}
