@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any, cast
 
 import pytest
 
@@ -133,3 +134,17 @@ async def test_live_gangs_start_in_the_cleaner_zone_and_span_none(postgres_url: 
         shown = (await load(world.database, Trigger.PASSIVE, outlooks, world.settings)).snapshot.jobs
         zones = {job_id: int(shown.data_zone[at]) for job_id, at in shown.index.items()}
         assert zones == {first_job: 1, wide: -1, last: 0}, "where their checkpoints will be"
+
+
+async def test_a_zone_without_answers_is_logged_once_until_it_has_one(caplog: pytest.LogCaptureFixture) -> None:
+    class Away:
+        async def outlook(self, zone: str, **_: Any) -> Any:
+            raise unavailable("The carbon service")
+
+    watch = CarbonWatch(cast(Any, Away()), "A", refresh_s=0.0, window_s=1.0, default_gco2_per_kwh=400.0)
+    said = list[int]()
+    for _ in range(4):
+        (outlook,) = await watch.outlooks([], 0.0)
+        assert outlook.stale
+        said.append(sum("carbon.unknown" in each.getMessage() for each in caplog.records))
+    assert said == [0, 1, 1, 1], "the first failure is usual while services start"

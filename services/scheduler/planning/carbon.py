@@ -16,6 +16,10 @@ from services.kit.problems import ProblemError
 
 log = Log(__name__)
 
+_SAID_AT = (
+    2  #: The failure in a row that is logged: the first is usual at a start, further ones say no more
+)
+
 
 class CarbonWatch:
     """Knows the last outlook of each zone; asks for a newer one at most every ``refresh_s``."""
@@ -30,6 +34,7 @@ class CarbonWatch:
         self._default = default_gco2_per_kwh
         self._known: dict[str, CarbonOutlook] = {}
         self._asked_s: dict[str, float] = {}
+        self._missed: dict[str, int] = {}
         self._made_at: dict[str, datetime | None] = {}
 
     async def outlooks(self, zones: Iterable[str], now_s: float) -> tuple[CarbonOutlook, ...]:
@@ -55,8 +60,11 @@ class CarbonWatch:
         self._asked_s[zone] = time.monotonic()
         try:
             self._known[zone] = await self._ask(zone)
+            self._missed[zone] = 0
         except ProblemError as error:
-            log.warning("carbon.unknown", zone=zone, error=error.detail)
+            self._missed[zone] = self._missed.get(zone, 0) + 1
+            if self._missed[zone] == _SAID_AT:
+                log.warning("carbon.unknown", zone=zone, error=error.detail)
             if zone in self._known:
                 self._known[zone] = replace(self._known[zone], stale=True)
 

@@ -32,7 +32,7 @@ log = Log(__name__)
 
 M = TypeVar("M", bound=Message)
 
-REPORTED_WITHIN_S = 6.0  #: After so long all routers have reported a window
+ALL_REPORTED_S = 6.0  #: After so long all routers have reported a window
 PATIENCE = 5.0
 LEAST_PATIENCE_S = 60.0
 """An evaluation may take this many times as long as asked, and at least this long, until there are enough answers."""
@@ -147,7 +147,7 @@ class Evaluator:
         spec, now = fleet.record.spec, fleet.now
         least_s = REPORT_S * math.ceil(spec.evaluation_s / REPORT_S)
         _, covered_at = await apps.energy(searches, start_at, now)
-        known_s = (min(now - timedelta(seconds=REPORTED_WITHIN_S), covered_at or start_at) - start_at).total_seconds()
+        known_s = (min(now - timedelta(seconds=ALL_REPORTED_S), covered_at or start_at) - start_at).total_seconds()
         length_s = REPORT_S * math.floor(known_s / REPORT_S)
         until = start_at + timedelta(seconds=length_s)
         seen = await apps.seen(searches, start_at, until)
