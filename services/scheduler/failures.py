@@ -14,6 +14,8 @@ from services.scheduler.counters import FAILURES
 log = Log(__name__)
 Row = TypeVar("Row")
 
+PLAIN = "fifo"  #: The policy of a round that the one in force cannot hold, whatever waits: nobody waits for its mending
+
 
 def passes_over(error: Exception) -> bool:
     """Whether a failure is one of a database that is away, busy or full."""

@@ -30,7 +30,7 @@ from services.kit.logging import Log
 from services.kit.tasks import end_tasks
 from services.scheduler.counters import ACTIONS, PHASES, ROUNDS, WAITS
 from services.scheduler.engines.ingest import EngineIngest
-from services.scheduler.failures import contained, in_parts, note_failure, passes_over
+from services.scheduler.failures import PLAIN, contained, in_parts, note_failure, passes_over
 from services.scheduler.grid.openadr import OpenAdr
 from services.scheduler.grid.orders import prepare
 from services.scheduler.ingest.dependencies import look
@@ -113,7 +113,6 @@ LATE_AFTER_S = 60.0  #: A turn that takes longer is reported as one that may nev
 
 SET_ASIDE_S = 3_600.0  #: For how long jobs are left out with which no round can be held
 SHOWN = 20  #: Of these, in the log
-PLAIN = "fifo"  #: The policy of a round that the one in force cannot hold, whatever waits: nobody waits for its mending
 
 ATTEMPTS = 5  #: How often a round is repeated after a concurrent change, before it waits for the next tick
 

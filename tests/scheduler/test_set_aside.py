@@ -8,11 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.core.cycle.snapshot import Trigger
 from services.core.domain.errors import PlanError
 from services.scheduler import loop
 from services.scheduler.counters import FAILURES
-from services.scheduler.planning import snapshot
+from services.scheduler.planning import dry_run, snapshot
 from services.scheduler.planning.culprits import MOST, culprits
+from services.scheduler.power.hooks import NoHook
 from tests.scheduler.world import World
 
 
@@ -131,7 +133,8 @@ async def test_where_the_policy_fails_over_what_runs_or_over_anything_a_plain_on
             raise ZeroDivisionError
         return real(policy, seen, memory)
 
-    monkeypatch.setattr(loop, "run_under_orders", fails)
+    for each in (loop, dry_run):
+        monkeypatch.setattr(each, "run_under_orders", fails)
     await world.fetch("UPDATE scheduler_state SET policy = 'las', parameters = '{}' RETURNING 1")
     if trigger == "active":
         await world.fetch("UPDATE scheduler_state SET last_active_at = NULL RETURNING 1")
@@ -143,6 +146,8 @@ async def test_where_the_policy_fails_over_what_runs_or_over_anything_a_plain_on
     assert FAILURES._value.get() == before + 1
     (plan,) = await world.fetch("SELECT policy FROM plans ORDER BY round DESC LIMIT 1")
     assert plan["policy"] == loop.PLAIN
+    view = dry_run.LiveView(world.database, world.settings, world.scheduler._carbon, NoHook())
+    assert view.round(await view.read(), Trigger.PASSIVE).policy.name == loop.PLAIN, "also for who only asks"
 
     asked.clear()
     runs = "mended"

@@ -35,9 +35,11 @@ from services.core.profiles.priors import ANY_FAMILY, usual_w
 from services.db.database import Database
 from services.db.job_inputs import has_upload, sealed_secrets
 from services.db.sealing import SEAL_BYTES
+from services.kit.logging import Log
 from services.kit.problems import ProblemError, unavailable
 from services.kit.references import missing_references, named_upload, secret_places
 from services.kit.starts import check_start
+from services.scheduler.failures import PLAIN
 from services.scheduler.learning.learned import KnownCurves, read_curves
 from services.scheduler.learning.predicting import Predicting
 from services.scheduler.planning.carbon import CarbonWatch
@@ -51,6 +53,8 @@ from services.scheduler.repository.documents import Json
 from services.scheduler.repository.predictions import Predictions
 from services.scheduler.repository.snapshots import ClusterRows, JobRow, SpecRow
 from services.scheduler.settings import SchedulerSettings
+
+log = Log(__name__)
 
 
 @dataclass(frozen=True)
@@ -130,10 +134,8 @@ class LiveView:
     def round(self, live: Live, trigger: Trigger) -> DryRound:
         """Return what the policy in force would do now; call it in a thread, as above.
 
-        A stored policy that can no longer be built is replaced by the one in the settings, as in rounds.
-
-        Raises:
-            PlanError: The policy's plan for this state is not valid.
+        A stored policy that can no longer be built is replaced by the one in the settings, one that fails by a plain
+        one, as in rounds.
         """
         state = live.rows.state
         snapshot = self.snapshot(live, trigger)
@@ -143,7 +145,13 @@ class LiveView:
         except PolicyConfigError:
             policy = build_policy(self.settings.policy, {})
             memory = policy.initial()
-        decided = run_under_orders(policy, snapshot, memory)
+        try:
+            decided = run_under_orders(policy, snapshot, memory)
+        except Exception as error:
+            log.warning("policy.failed", error=str(error) or type(error).__name__, instead=PLAIN)
+            policy = build_policy(PLAIN, {})
+            memory = policy.initial()
+            decided = run_under_orders(policy, snapshot, memory)
         return DryRound(policy, snapshot, decided.plan, decided.memory, memory)
 
 
