@@ -28,7 +28,9 @@ KEY = {
     "revoked_at": None,
     "expires_at": None,
     "last_used_at": NOW.isoformat(),
-    "limits": KeyLimits(requests_per_min=60, month_gco2=5.0).model_dump(),
+    "limits": KeyLimits(
+        aliases={"chat": {"llama": 95, "next": 5}, "small": {"llama": 1}}, requests_per_min=60, month_gco2=5.0
+    ).model_dump(),
     "used": {"month": "2026-11", "tokens": 9, "gco2": 1.5, "cost": 0.0},
 }
 
@@ -97,7 +99,8 @@ def test_limits_of_keys_are_given_changed_and_shown(gateway: FakeGateway) -> Non
         {"models": ["llama", "small"], "aliases": {"gpt-4o": {"llama": 95, "small": 5}}, "requests_per_min": 60},
         {"models": None, "month_gco2": 2.5, "priority": None},
     ]
-    assert "60 requests/min; 1.5 of 5 gCO2 a month" in done.output
+    shown = "chat = llama=95, next=5; small = llama; 60 requests/min; 1.5 of 5 gCO2 a month"
+    assert shown in " ".join(done.output.split())
     for words in (["--alias", "a=b=c"], ["--alias", "=b"], ["--requests-per-min", "many"], []):
         assert isinstance(run("keys", "set", "key_1", *words).exception, CliError)
     assert len(gateway.calls) == 2

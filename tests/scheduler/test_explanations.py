@@ -463,6 +463,13 @@ async def test_a_down_simulator_leaves_only_its_part_open(world: World) -> None:
     assert (found.under_policies.status, found.under_policies.items) == ("pending", [])
 
 
+async def test_no_policies_are_compared_on_a_model_server(world: World) -> None:
+    await world.node("n1")
+    waits, runs = await world.job(8, service={}), await world.running(service={})
+
+    assert [(await explain(world, each)).under_policies for each in (waits, runs)] == [None, None]
+
+
 async def test_other_tenants_jobs_and_no_jobs_are_not_found(world: World) -> None:
     job = await world.job(1)
 

@@ -259,7 +259,9 @@ def _limits_of(key: dict[str, Any]) -> str:
     """Return what a key may do with models in a few words, and how much of its budgets it has used."""
     limits, used = key["limits"], key["used"] or {}
     words = [f"models {', '.join(limits['models']) or 'none'}"] if limits["models"] is not None else []
-    words += [f"{alias} = {', '.join(targets)}" for alias, targets in (limits["aliases"] or {}).items()]
+    for alias, targets in (limits["aliases"] or {}).items():
+        shares = [f"{model}={share:g}" for model, share in targets.items()] if len(targets) > 1 else targets
+        words.append(f"{alias} = {', '.join(shares)}")
     for name, unit in (("requests_per_min", "requests/min"), ("tokens_per_min", "tokens/min")):
         words += [f"{limits[name]} {unit}"] if limits[name] is not None else []
     for name, unit in (("tokens", "tokens"), ("gco2", "gCO2"), ("cost", "in money")):

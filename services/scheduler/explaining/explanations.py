@@ -128,7 +128,7 @@ class Explanations:
 
     async def _waiting(self, facts: Facts, state: JobState, caller: Identity, *, one_change: bool) -> Explanation:
         since = facts.row.queued_at or facts.row.submitted_at
-        live, comparison = await asyncio.gather(self._view.read(), self._comparison(facts.row.id, since))
+        live, comparison = await asyncio.gather(self._view.read(), self._comparison(facts, since))
         seen = any(row.id == facts.row.id for row in live.rows.jobs)
         why = await asyncio.to_thread(self._why, facts, live, seen_by_policy=seen, one_change=one_change and seen)
         if found := await self._earlier(facts, live, why):
@@ -141,7 +141,7 @@ class Explanations:
         if state is JobState.HELD and facts.row.reason in (None, "held"):
             detail = "It is on hold: it waits until it is released."
         expected_at = waiting.expected_start_at
-        if seen and expected_at is None:
+        if seen and expected_at is None and comparison is not None:
             own = next((each for each in comparison.items if each.in_force), None)
             if own is not None and own.starts_at is not None and own.starts_at.timestamp() > live.rows.state.now_s:
                 waiting = waiting.model_copy(
@@ -222,7 +222,7 @@ class Explanations:
         )
 
     async def _running(self, facts: Facts, gang: GangRow, state: JobState) -> Explanation:
-        live, comparison = await asyncio.gather(self._view.read(), self._comparison(facts.row.id, gang.started_at))
+        live, comparison = await asyncio.gather(self._view.read(), self._comparison(facts, gang.started_at))
         run, effects, assumptions = await asyncio.to_thread(self._run, facts, gang, state, live)
         if facts.row.engine == OURS:
             run = run.model_copy(update={"stop_at": facts.spec.stop_at(gang.running_at, gang.stop_requested_at)})
@@ -311,8 +311,14 @@ class Explanations:
         known = [part.kwh * mean for part, mean in zip(facts.by_zone, means, strict=True) if mean is not None]
         return sum(known) if len(known) == len(means) else None
 
-    async def _comparison(self, job_id: str, since: datetime) -> PolicyComparison:
-        """Return what the what-if service has of a job that has waited, or run, ``since`` then; it may be down."""
+    async def _comparison(self, facts: Facts, since: datetime) -> PolicyComparison | None:
+        """Return what the what-if service has of a job that has waited, or run, ``since`` then; it may be down.
+
+        None for a model server's instance, which no policy decides about.
+        """
+        if facts.spec.service is not None:
+            return None
+        job_id = facts.row.id
         path, asked = f"/internal/comparisons/{job_id}", {"since": since.isoformat()}
         try:
             return await self._simulator.call(
