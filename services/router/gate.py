@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from services.contracts.codes import ProblemCode
-from services.contracts.identity import NO_KEY_LIMITS, KeyLimits, ResolvedKey, TenantLimits
+from services.contracts.identity import KeyLimits, ResolvedKey, TenantLimits
 from services.core.domain.canaries import point_of
 from services.kit import access
 from services.kit.crowd import show_known
@@ -190,11 +190,11 @@ class Gate:
     async def of_serving(self, exchange: Exchange) -> ResolvedKey:
         """Return the caller on whose behalf serving sends a line of a batch; its rate is not limited here.
 
-        The models and budgets of its key are, while that works; what a key that was replaced or revoked had asked for
-        before is answered.
+        The models and budgets of its key are, also of one that no longer works: what it had asked for before is
+        answered.
 
         Raises:
-            DoorError: 429 if a budget of the key is used up.
+            DoorError: 429 if a budget of the key is used up; 404 if the key is not known, or not yet.
             ProblemError: 401 or 403 unless serving sent it; 503 while admission does not answer.
         """
         scope = exchange.scope
@@ -205,10 +205,10 @@ class Gate:
         show_known(scope)
         access.note_caller(caller.identity, caller.service)
         key = await self.keys.find(caller.identity.key_id)
-        known = NO_KEY_LIMITS if key is None else key.key_limits
-        limits = known.model_copy(update={"requests_per_min": None, "tokens_per_min": None})
-        excess = None if key is None else key.excess
-        found = ResolvedKey(identity=caller.identity, limits=TenantLimits(), key_limits=limits, excess=excess)
+        if key is None:
+            raise DoorError(404, "key_not_found", f"There is no key {caller.identity.key_id}.")
+        limits = key.key_limits.model_copy(update={"requests_per_min": None, "tokens_per_min": None})
+        found = ResolvedKey(identity=caller.identity, limits=TenantLimits(), key_limits=limits, excess=key.excess)
         self.rules.admit(found)
         return found
 

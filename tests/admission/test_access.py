@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -63,6 +64,42 @@ async def test_limits_of_a_key_are_set_changed_resolved_and_passed_on_to_its_suc
         assert (await admission.ask("PATCH", path, role="admin", json=bad)).status_code == 422
     both = {"key_id": "key_1", "key_sha256": "0" * 64}
     assert (await admission.ask("POST", "/internal/keys/resolve", json=both)).status_code == 422
+
+
+ENDS = {
+    "revoked": "UPDATE api_keys SET revoked_at = now() WHERE id = $1",
+    "expired": "UPDATE api_keys SET expires_at = now() WHERE id = $1",
+    "disabled": "UPDATE users u SET disabled_at = now() FROM api_keys k WHERE k.user_id = u.id AND k.id = $1",
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("is_replaced", [False, True])
+async def test_what_a_key_asked_for_is_limited_though_it_no_longer_works(
+    admission: Admission, end: str, is_replaced: bool
+) -> None:
+    """Lines of its batches may still be answered, by its own limits or those of its successor."""
+    tenant = await admission.make_tenant(f"ended-{end}-{is_replaced}".lower())
+    await admission.ask("POST", f"/v1/tenants/{tenant}/users", role="admin", json={"name": "ada"})
+    body = {"tenant_id": tenant, "user": "ada", "limits": {"models": ["small"], "month_tokens": 100}}
+    made = NewApiKey.model_validate_json((await admission.ask("POST", "/v1/keys", role="admin", json=body)).content)
+    used = {"tokens": 100, "gco2": 0, "cost": 0, "month": f"{datetime.now(UTC):%Y-%m}"}
+    limits, last = made.limits, made.id
+    for _ in range(2 if is_replaced else 0):
+        body = (await admission.ask("POST", f"/v1/keys/{last}/rotate", role="admin", json={"overlap_s": 60})).json()
+        last, change = body["id"], {"limits": {"models": ["small", "large"]}}
+        changed = await admission.ask("PATCH", f"/v1/keys/{last}", role="admin", json=change)
+        limits = KeyLimits.model_validate(changed.json()["limits"])
+    await admission.database.execute("UPDATE api_keys SET used = $2 WHERE id = $1", last, json.dumps(used))
+    await admission.database.execute(ENDS[end], made.id)
+
+    assert (await _resolve(admission, made.secret)).status_code == 404
+    found = await admission.ask("POST", "/internal/keys/resolve", json={"key_id": made.id})
+    key = ResolvedKey.model_validate_json(found.content)
+    assert (key.identity.key_id, key.key_limits) == (made.id, limits)
+    assert key.excess is not None
+    assert key.expires_at is not None
+    assert key.expires_at <= datetime.now(UTC)
 
 
 async def test_the_last_admin_key_stays(admission: Admission) -> None:

@@ -183,12 +183,12 @@ async def test_lines_of_batches_follow_the_models_of_their_key_and_not_its_rates
     stage: Stage, router: Running, limited: Any
 ) -> None:
     await limited(router, models=[OTHER], requests_per_min=1, tokens_per_min=1)
-    of_acme, of_none = (CALLER.model_copy(update={"key_id": name}) for name in ("key_acme", "key_revoked"))
+    of_acme, of_none = (CALLER.model_copy(update={"key_id": name}) for name in ("key_acme", "key_unknown"))
     for caller, model, status in (
         (of_acme, OTHER, 200),
         (of_acme, OTHER, 200),
         (of_acme, MODEL, 404),
-        (of_none, MODEL, 200),
+        (of_none, MODEL, 404),
     ):
         headers = {BATCH_HEADER: "here", **headers_for("router", caller, issuer="serving")}
         assert (await router.ask(json=chat(model=model), headers=headers)).status_code == status

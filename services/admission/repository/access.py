@@ -4,7 +4,7 @@ from collections.abc import Collection
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, exists, func, select, update
+from sqlalchemy import ColumnElement, any_, exists, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -43,14 +43,19 @@ class AccessRepository(Repository):
     """Tenants, users, keys and the audit log."""
 
     async def resolve(self, key: bytes | str) -> ResolvedKey | None:
-        """Return the identity of the key with this hash or id, unless it or its user no longer works; note its use."""
-        is_it = api_keys.c.key_sha256 == key if isinstance(key, bytes) else api_keys.c.id == key
+        """Return the identity of the key with this hash, unless it or its user no longer works; note its use.
+
+        A key with this id is found whether it works or not, since lines of batches that it asked for may still be
+        answered: then ``expires_at`` is past, and the limits are those of its newest successor, if there is one.
+        """
+        ends_at = func.least(api_keys.c.expires_at, api_keys.c.revoked_at, users.c.disabled_at)
         query = (
             select(
                 api_keys.c.id,
                 api_keys.c.tenant_id,
                 api_keys.c.role,
-                api_keys.c.expires_at,
+                ends_at.label("expires_at"),
+                (ends_at <= func.now()).label("is_over"),
                 api_keys.c.user_id,
                 api_keys.c.project,
                 tenants.c.limits,
@@ -59,17 +64,23 @@ class AccessRepository(Repository):
                 _NOT_NOTED,
             )
             .join(tenants, tenants.c.id == api_keys.c.tenant_id)
-            .where(is_it, *_VALID)
+            .outerjoin(users, users.c.id == api_keys.c.user_id)
+            .where(api_keys.c.key_sha256 == key if isinstance(key, bytes) else api_keys.c.id == key)
         )
         row = (await self._connection.execute(query)).one_or_none()
-        if row is None:
+        if row is None or (row.is_over and isinstance(key, bytes)):
             return None
-        if row.not_noted:
+        asks = row
+        if row.is_over:
+            columns = select(api_keys.c.limits.label("key_limits"), api_keys.c.used)
+            later = columns.where(any_(api_keys.c.replaced) == row.id).order_by(api_keys.c.created_at.desc())
+            asks = (await self._connection.execute(later.limit(1))).one_or_none() or row
+        elif row.not_noted:
             await self.change_key(row.id, last_used_at=func.now())
         identity = Identity.of(row, key_id=row.id)
-        limits, own = TenantLimits.as_stored(row.limits), KeyLimits.as_stored(row.key_limits)
+        limits, own = TenantLimits.as_stored(row.limits), KeyLimits.as_stored(asks.key_limits)
         month = f"{utc_now():%Y-%m}"
-        used = KeyUse(month=month, tokens=0, gco2=0, cost=0) if row.used is None else KeyUse.as_stored(row.used)
+        used = KeyUse(month=month, tokens=0, gco2=0, cost=0) if asks.used is None else KeyUse.as_stored(asks.used)
         excess = used.excess(own, month) if own.has_budget else None
         return ResolvedKey(identity=identity, limits=limits, expires_at=row.expires_at, key_limits=own, excess=excess)
 

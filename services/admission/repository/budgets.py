@@ -25,7 +25,8 @@ _USED = text("""
 SELECT k.id, u.model, sum(u.input_tokens)::bigint AS input_tokens, sum(u.output_tokens)::bigint AS output_tokens,
        sum(u.carbon_gco2) AS gco2
 FROM api_keys k LEFT JOIN key_usages u ON u.key_id = ANY (k.replaced || k.id) AND u.start_at >= :start_at
-WHERE k.limits ?| ARRAY['month_tokens', 'month_gco2', 'month_cost'] AND k.revoked_at IS NULL
+WHERE k.limits ?| ARRAY['month_tokens', 'month_gco2', 'month_cost']
+  AND (k.revoked_at IS NULL OR k.revoked_at > now() - interval '2 days') -- lines of its batches may still be answered
 GROUP BY 1, 2 ORDER BY 1
 """)
 

@@ -12,7 +12,7 @@ import aiohttp
 import orjson
 
 from services.contracts.batches import BATCH_HEADER, BATCH_MODEL_HEADER
-from services.contracts.identity import NO_KEY_LIMITS, Identity, KeyLimits
+from services.contracts.identity import Identity, KeyLimits
 from services.contracts.routing import RoutedServer
 from services.core.domain.units import J_PER_KWH
 from services.kit.edge.keys import Resolve
@@ -154,11 +154,11 @@ class Room:
 
 
 def limits_at(resolve: Resolve) -> Callable[[str], Awaitable[KeyLimits]]:
-    """Return a function that asks what the key with an id may do; one that no longer works has no limits."""
+    """Return a function that asks what the key with an id may do; one that is not known may name no model."""
 
     async def limits_of(key_id: str) -> KeyLimits:
         key = await resolve(key_id)
-        return NO_KEY_LIMITS if key is None else key.key_limits
+        return KeyLimits(models=[]) if key is None else key.key_limits
 
     return limits_of
 
