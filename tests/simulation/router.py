@@ -150,7 +150,6 @@ class _Requests:
         used: How many tokens each key has used.
         expected, settled: Of who is there, and of who was, as the limits of keys have it.
         excess: Why a key has used up a budget.
-        has_keys: Whether keys on whose behalf lines are sent are known still.
         spare: Who holds a place that others left.
         holders: Who holds any place.
         failed: The servers that failed a request in a lane.
@@ -191,7 +190,6 @@ class _Requests:
         self.limits = NO_KEY_LIMITS
         self.let_in, self.used = Counter[str](), Counter[str]()
         self.expected, self.settled, self.excess = Counter[str](), Counter[str](), dict[str, str]()
-        self.has_keys = True
         self.spare: set[Ticket] = set()
         self.holders: set[Ticket] = set()
         self.failed: dict[Ticket, set[str]] = {}
@@ -515,10 +513,10 @@ class _Keys:
         tenant = (authorization or b"").decode().removeprefix("Bearer ")
         return self._of(tenant)
 
-    async def find(self, tenant: str) -> ResolvedKey | None:
-        """Return a key, which may be gone."""
+    async def find(self, tenant: str) -> ResolvedKey:
+        """Return a key, whether it works still or not."""
         await asyncio.sleep(0)
-        return self._of(tenant) if self._requests.has_keys else None
+        return self._of(tenant)
 
     def _of(self, tenant: str) -> ResolvedKey:
         return _key(tenant).model_copy(
@@ -715,7 +713,7 @@ async def crowd(simulation: Simulation) -> None:
 async def limits(simulation: Simulation) -> None:
     """As before, but keys have limits, and some requests get what others leave free."""
     draw, requests = simulation.choices.below, _Requests()
-    requests.flex, requests.lines, requests.has_keys = draw(8), True, draw(4) != 1
+    requests.flex, requests.lines = draw(8), True
     per_min = {"requests_per_min": (None, 2, 5)[draw(3)], "tokens_per_min": (None, 40, 400)[draw(3)]}
     requests.limits = KeyLimits.model_validate(per_min)
     await _play(simulation, requests)
