@@ -23,8 +23,10 @@ RETURNING revision
 
 RELEASE = """
 UPDATE gpu_partitions SET
-    revision = revision + 1, sizes = '[]', owner = NULL, state = 'pending', detail = '', wanted_at = now(),
-    applied_at = NULL
+    owner = NULL, revision = revision + cut::int, sizes = '[]', state = CASE WHEN cut THEN 'pending' ELSE state END,
+    detail = CASE WHEN cut THEN '' ELSE detail END, wanted_at = CASE WHEN cut THEN now() ELSE wanted_at END,
+    applied_at = CASE WHEN cut THEN NULL ELSE applied_at END
+FROM (SELECT sizes <> '[]' OR state <> 'applied' AS cut FROM gpu_partitions WHERE node_id = $1 AND gpu = $2) was
 WHERE node_id = $1 AND gpu = $2 AND owner = $3
 RETURNING revision
 """

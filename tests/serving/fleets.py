@@ -250,9 +250,9 @@ class FleetWorld:
         for row in await self.database.fetch("SELECT * FROM gpu_partitions WHERE state = 'pending'"):
             node, gpu, sizes = row["node_id"], row["gpu"], row["sizes"]
             held = await self.database.fetch("SELECT device FROM device_claims WHERE node_id = $1", node)
-            if any(gpu in (each["device"], parent_of(each["device"])) for each in held):
-                continue
             cut = sorted((await self.cuts())[node, gpu])
+            if cut != sorted(sizes) and any(gpu in (each["device"], parent_of(each["device"])) for each in held):
+                continue
             if gpu in self.refusing and cut != sorted(sizes):
                 await self._answer(node, gpu, "failed", "the driver says no")
                 continue
@@ -262,7 +262,10 @@ class FleetWorld:
                 if each["index"] == gpu:
                     each["mig_enabled"] = bool(sizes)
             slices = [
-                {"index": slice_index(gpu, place.start), "parent": gpu, "sevenths": place.sevenths, "model": MODEL}
+                {
+                    **{"index": slice_index(gpu, place.start), "uuid": f"MIG-{gpu}-{place.start}", "parent": gpu},
+                    **{"sevenths": place.sevenths, "model": MODEL, "memory_gib": 20.0 * place.sevenths},
+                }
                 for place in placed(sizes)
             ]
             await self.database.execute("UPDATE nodes SET devices = $2 WHERE id = $1", node, others + slices)
@@ -370,22 +373,24 @@ class _Zones(CarbonZones):
 
 
 @asynccontextmanager
-async def a_fleet_world(database_url: str, **changes: Any) -> AsyncIterator[FleetWorld]:
+async def a_fleet_world(
+    database_url: str, world: type[FleetWorld] = FleetWorld, **changes: Any
+) -> AsyncIterator[FleetWorld]:
     """Yield a world with a node of four GPUs, and no fleet."""
-    made = {"database_url": database_url, "fleet_retry_s": 10, **changes}
-    settings = ServingSettings(WATTSHIFT_SERVICE_TOKEN="x" * 16, **made)  # type: ignore[arg-type]
+    asked = {"database_url": database_url, "fleet_retry_s": 10, **changes}
+    settings = ServingSettings(WATTSHIFT_SERVICE_TOKEN="x" * 16, **asked)  # type: ignore[arg-type]
     engine = create_engine(database_url, pool_size=10)
     database = await connect(database_url, application_name="test")
     await database.execute("SET session_replication_role = replica")  # rows stand for jobs that are not there
     await database.execute(
         "TRUNCATE fleets, apps, fleet_plans, app_observations, pool_instances, gpu_partitions, device_claims, "
-        "allocations, nodes, audit_log, energy_usages, grid_orders, jobs CASCADE"
+        "allocations, nodes, audit_log, energy_usages, grid_orders, jobs, pools, pool_plans CASCADE"
     )
-    world = FleetWorld(engine, database, ServingRepository(engine), Grid(), settings)
-    world.grid.gco2_per_kwh[ZONE] = 200
-    await world.node("n0", 4)
+    made = world(engine, database, ServingRepository(engine), Grid(), settings)
+    made.grid.gco2_per_kwh[ZONE] = 200
+    await made.node("n0", 4)
     try:
-        yield world
+        yield made
     finally:
         await database.execute("TRUNCATE nodes, allocations, gpu_partitions, fleets, apps CASCADE")
         await database.close()

@@ -50,7 +50,8 @@ SELECT (SELECT count(*) || '/' || coalesce(max(id), '') || '/' || coalesce(max(q
        (SELECT coalesce(string_agg(id || zone || labels || (draining OR closed IS NOT NULL) || registered_at, ','
                                    ORDER BY id), '')
           FROM known_nodes WHERE state = 'up' AND heard AND NOT measures_only),
-       (SELECT string_agg(node_id || gpu || '/' || revision || state, ',' ORDER BY node_id, gpu) FROM gpu_partitions),
+       (SELECT string_agg(concat_ws('/', node_id, gpu, revision, state, owner), ',' ORDER BY node_id, gpu)
+          FROM gpu_partitions),
        (SELECT string_agg(node_id || gpu, ',' ORDER BY node_id, gpu) FROM unusable_gpus),
        (SELECT coalesce(string_agg(node_id || state || pinned || (since + make_interval(secs => $1) <= now()), ','
                                    ORDER BY node_id), '') FROM node_power),

@@ -111,20 +111,28 @@ class FleetPlanner:
             await self._plan(fleet, intensities.get(grid), baselines.get(grid) if baseline is None else baseline)
 
     async def _take_gpus(self, fleet: FleetState) -> bool:
-        """Take missing GPUs, or give back those that are too many or do not fit the spec; return whether any were."""
+        """Take missing GPUs, or give back those that are too many or do not fit the spec; return whether any were.
+
+        One that a job from outside the fleet still holds is given back for one that nobody holds: the job may run for
+        as long as the fleet.
+        """
         record = fleet.record
         up = [gpu for gpu, state in sorted(fleet.gpus.items()) if state.is_up and state.fits]
         missing = record.spec.gpus - len(up)
         surplus = [gpu for gpu, state in sorted(fleet.gpus.items()) if not state.fits]
+        used = [gpu for gpu in up if gpu not in fleet.up]
         changed = False
-        if missing > 0:
-            for gpu, sizes in (await fleet.rows.candidates(record.spec))[:missing]:
-                if await fleet.rows.want(gpu, sizes, record.name):
-                    log.info("fleet.gpu_taken", fleet=record.name, node=gpu[0], gpu=gpu[1])
-                    changed = True
-        elif missing < 0:
+        if missing < 0:
             idle_first = sorted(up, key=lambda gpu: (len(record.assignment.get(gpu, ())), gpu in fleet.up, gpu))
             surplus += idle_first[:-missing]
+        elif missing or used:
+            found = await fleet.rows.candidates(record.spec)
+            exchanged = used[: max(sum(each.is_free for each in found) - missing, 0)]
+            surplus += exchanged
+            for each in found[: missing + len(exchanged)]:
+                if await fleet.rows.want(each.gpu, each.sizes, record.name):
+                    log.info("fleet.gpu_taken", fleet=record.name, node=each.gpu[0], gpu=each.gpu[1])
+                    changed = True
         for gpu in surplus:
             await fleet.rows.release(gpu, record.name)
             log.info("fleet.gpu_given_back", fleet=record.name, node=gpu[0], gpu=gpu[1])

@@ -73,6 +73,15 @@ SELECT DISTINCT ON (i.id) i.id, i.pool, i.mode, i.state, c.node_id, c.gpu
 
 
 @dataclass(frozen=True)
+class Candidate:
+    """A GPU that a fleet may take."""
+
+    gpu: Gpu
+    sizes: Sizes  #: How it is cut
+    is_free: bool  #: Whether nothing runs on it
+
+
+@dataclass(frozen=True)
 class FleetRecord:
     """A row of ``fleets``."""
 
@@ -171,11 +180,11 @@ class FleetRows(SpecRows[FleetRecord]):
             )
         return found
 
-    async def candidates(self, spec: FleetSpec) -> list[tuple[Gpu, Sizes]]:
-        """Return GPUs that a fleet may take and how they are cut, the best first."""
+    async def candidates(self, spec: FleetSpec) -> list[Candidate]:
+        """Return GPUs that a fleet may take, free ones first."""
         values = {"zone": spec.zone, "labels": orjson.dumps(spec.node_labels).decode(), "model": spec.gpu_model}
         return [
-            ((row["node_id"], row["gpu"]), sizes)
+            Candidate((row["node_id"], row["gpu"]), sizes, is_free=not row["is_held"])
             for row in await self._rows(CANDIDATES, values)
             if (sizes := present_sizes(row["devices"], row["gpu"])) is not None
         ]
