@@ -114,13 +114,12 @@ class SharedLimits:
             last = self._known.get(name)
             is_silent = last is not None and last.state.at_s == state.at_s
             heard_s = last.heard_s if last is not None and is_silent else now_s
-            if now_s - heard_s > FORGOTTEN_S:
-                forgotten.append(name)
-                continue
             self._charge(last and last.state.taken, state, up_s)
-            known[name] = _Other(state, heard_s)
+            known[name] = _Other(state, heard_s)  # also while it could not be removed: it would count as a new one
             if now_s - heard_s <= ALIVE_S:
                 elsewhere.update(state.open)
+            elif now_s - heard_s > FORGOTTEN_S:
+                forgotten.append(name)
         self._known = known
         self._at_once.elsewhere = elsewhere
         if forgotten:
