@@ -217,7 +217,7 @@ class AnswerPasser:
                 out = reader.feed(piece) if is_plain else piece
                 if received.asked.is_flex and is_plain:
                     out = _events_of_flex(out)
-                if reader.events > events:
+                if reader.events > events and status == 200:  # a refusal says nothing of how fast a server is
                     if events:
                         latency.gap(server.id, request_class, piece_s - event_s, reader.events - events)
                     else:
