@@ -50,6 +50,7 @@ from services.kit.http import ServiceClient
 from services.kit.logging import Log
 from services.kit.problems import ProblemError
 from services.kit.settings import exit_with
+from services.kit.tasks import end_tasks
 
 log = Log(__name__)
 
@@ -114,7 +115,7 @@ class Agent(ReportingAgent):
             self.driver, settings, lambda: self.gangs.shim_pids().values(), self.gangs.contained_devices
         )
         self._failed: set[str] = set()
-        self._looking: asyncio.Task[None] | None = None
+        self._looks: set[asyncio.Task[None]] = set()  #: At the GPUs, which may last where one is lost
         self.plane = self._plane_of(
             client,
             host,
@@ -177,6 +178,7 @@ class Agent(ReportingAgent):
                 async with asyncio.timeout(self.settings.retry_s):
                     await self._deliver_batch(BATCH)
                     await self._send_heartbeat()
+        await end_tasks(self._looks)
         await self.controls.enforce(self.gangs.orders())  # gangs that run on keep what the scheduler ordered for them
         self.driver.close()
         self.confinement.cgroups.sweep(self._running_ranks())
@@ -235,8 +237,10 @@ class Agent(ReportingAgent):
         """
         failed = {gang.allocation_id for gang in self.gangs if gang.is_over and gang.exit_code}
         if self.settings.health == "on" and failed - self._failed:
-            self._looking = asyncio.create_task(self._look_once())
-            await asyncio.wait([self._looking], timeout=_LOOK_FIRST_S)
+            look = asyncio.create_task(self._look_once())
+            self._looks.add(look)
+            look.add_done_callback(self._looks.discard)
+            await asyncio.wait([look], timeout=_LOOK_FIRST_S)
         self._failed = failed
 
     async def _look_once(self) -> None:
