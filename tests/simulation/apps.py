@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, cast
@@ -36,6 +36,11 @@ KEPT = frozenset({"Assigner.queues", "AppQueue.seats", "AppQueue._free", "Fleet.
     "AskingPeer._sent_rows",
 }
 """What a process knows of its table and of the other processes, whether or not a request is there."""
+
+
+ACCURACY_PCT = {"a": 80.0, "b": 60.0, "c": 90.0}
+LEAST_PCT = 75.0
+"""What instances are, and what some requests ask for."""
 
 
 class _Process:
@@ -116,16 +121,18 @@ class _Process:
 
 
 def _table(instances: dict[str, str], concurrency: int, *, has_app: bool = True) -> RoutingTable:
-    known = {"app": "app", "variant": "v", "accuracy_pct": 80.0, "url": "http://127.0.0.1:1", "location": "here"}
+    known = {"app": "app", "variant": "v", "url": "http://127.0.0.1:1", "location": "here"}
     return RoutingTable(
         made_at=datetime.fromtimestamp(EPOCH_S, UTC),
         pools=[],
         servers=[],
         apps=[RoutedApp(name="app", tenant_id="acme", concurrency=concurrency)] if has_app else [],
         app_servers=[
-            RoutedAppServer.model_validate(known | {"id": "odd", "state": "ready", "app": "gone"}),
+            RoutedAppServer.model_validate(
+                known | {"id": "odd", "state": "ready", "app": "gone", "accuracy_pct": 80.0}
+            ),
             *(
-                RoutedAppServer.model_validate(known | {"id": name, "state": state})
+                RoutedAppServer.model_validate(known | {"id": name, "state": state, "accuracy_pct": ACCURACY_PCT[name]})
                 for name, state in instances.items()
                 if has_app
             ),
@@ -285,7 +292,7 @@ async def _change(
 async def _ask(simulation: Simulation, process: _Process, number: int) -> None:
     draw = simulation.choices.below
     await asyncio.sleep(0.05 * draw(20))
-    ticket = process.coordinator.ticket("app", ("acme", "beta")[draw(2, often=0.3)])
+    ticket = process.coordinator.ticket("app", ("acme", "beta")[draw(2, often=0.3)], LEAST_PCT * draw(2, often=0.3))
     for _ in range(3):
         patience_s = (0.5, 0.05, 4.0)[draw(3)]
         own_name, living = process.coordinator.name, simulation.living
@@ -299,7 +306,11 @@ async def _ask(simulation: Simulation, process: _Process, number: int) -> None:
             is_true = {
                 "queue_full": living > process.most_waiting,  # some may have left while it was told
                 "unknown_app": _Process.lost_app_s > -math.inf,
-                "no_instance": not own or has_none or process.has_none or process.coordinator.assigned_by != own_name,
+                "no_instance": ticket.least_accuracy_pct > 0
+                or not own
+                or has_none
+                or process.has_none
+                or process.coordinator.assigned_by != own_name,
             }.get(error.reason, True)
             simulation.check("who is refused is told a reason that is true", is_true, error.reason)
             process.coordinator.leave(ticket, Outcome.NOT_ASKED)  # once more, which changes nothing
@@ -320,15 +331,21 @@ async def _ask(simulation: Simulation, process: _Process, number: int) -> None:
         ticket.excluded |= {given}
 
 
+def _may_have(ticket: Ticket, instance: str) -> bool:
+    """Whether a request may be sent to an instance that did not fail it: it is as accurate as that asks for."""
+    return instance not in ticket.excluded and ACCURACY_PCT[instance] >= ticket.least_accuracy_pct
+
+
 def _judged(simulation: Simulation, give: Any) -> Any:
     def judge(self: AppQueue, ticket: Ticket, seat: Seat, *, is_told: bool = True) -> None:
         now_s = time.monotonic()
         if is_told:
             others = [each for each in self.tickets.values() if each.tenant == ticket.tenant and each is not ticket]
             before = [each for each in others if (each.place or 0) < (ticket.place or 0)]
-            overtaken = [each.id for each in before if seat.id not in each.excluded]
+            overtaken = [each.id for each in before if _may_have(each, seat.id)]
             simulation.check("nobody is overtaken", not overtaken, f"{ticket.id} before {overtaken}")
             may = seat.is_ready and seat.held < seat.limit and seat.breaker.passes(now_s)
+            may &= ACCURACY_PCT[seat.id] >= ticket.least_accuracy_pct
             simulation.check("an instance gets what it may have", may, f"{seat}")
         give(self, ticket, seat, is_told=is_told)
 
@@ -336,12 +353,16 @@ def _judged(simulation: Simulation, give: Any) -> Any:
 
 
 def _told(simulation: Simulation, message: Any) -> Any:
-    """Have nobody told an instance who has one."""
+    """Have nobody told an instance who has one, nor what an instance is more than once."""
+    rows = defaultdict[AssignerLink, list[str]](list[str])
 
     def judge(self: AssignerLink, parts: Any) -> None:
         ticket = self._tickets.get(parts[1]) if parts[0] == "given" else None
         has_one = ticket.instance if ticket is not None else None
         simulation.check("who has an instance is given no other", has_one is None, f"{parts}: {has_one}")
+        if parts[0] == "given" and parts[4] is not None:
+            rows[self].append(parts[2])
+            simulation.check("a row is told once", len({*rows[self]}) == len(rows[self]), str(rows[self]))
         message(self, parts)
 
     return judge
@@ -351,7 +372,8 @@ def _spared(simulation: Simulation, free_for: Any) -> Any:
     """Have no request sent where it failed while another instance may be asked."""
 
     def judge(self: AppQueue, ticket: Ticket, now_s: float) -> Seat | None:
-        failed, may_be = ticket.excluded, [each for each in self.seats.values() if each.is_ready]
+        least_pct, failed = ticket.least_accuracy_pct, ticket.excluded
+        may_be = [each for each in self.seats.values() if each.is_ready and ACCURACY_PCT[each.id] >= least_pct]
         others = [each.id for each in may_be if each.id not in failed and each.breaker.passes(now_s)]
         found = free_for(self, ticket, now_s)
         is_other = found is None or found.id not in failed or not others
@@ -378,7 +400,7 @@ def _refused(simulation: Simulation, take: Any) -> Any:
             is_full = ticket.waits_as is not None and place is None and before >= self._most_waiting
             simulation.check("no more wait than may", not is_full, f"{before} of {self._most_waiting}")
         except NotAssignedError as error:
-            was_free = not self.tickets and bool(set(free) - ticket.excluded)
+            was_free = not self.tickets and any(_may_have(ticket, each) for each in free)
             simulation.check("nobody is refused for whom an instance is free", not was_free, f"{error.reason}: {free}")
             raise
 
@@ -397,7 +419,7 @@ def _stands_idle(processes: list[_Process]) -> str | None:
             if len(queue._queue) != queue.waiting:
                 return f"{len(queue._queue)} requests wait, and {queue.waiting} are counted"
             for ticket in queue.tickets.values():
-                if free - ticket.excluded:
+                if any(_may_have(ticket, each) for each in free):
                     return f"{process.coordinator.name}: {ticket.id} waits, and {free} are free"
     return None
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import patch
+from urllib.parse import unquote
 
 from services.contracts.codes import ProblemCode
 from services.contracts.identity import Identity, ResolvedKey, Role, TenantLimits
@@ -18,7 +20,7 @@ from services.kit.edge.edge import LONGEST_URL_BYTES, Edge, EdgeMiddleware, Open
 from services.kit.edge.exchange import ClientGoneError, Exchange, while_connected
 from services.kit.edge.keys import ASK_AGAIN_S, KeyCache, resolve_at
 from services.kit.edge.limits import AddressLimiter, ConcurrencyLimiter, RateLimiter
-from services.kit.edge.shared_limits import ALIVE_S, FORGOTTEN_S, LIMITS_S, SharedLimits
+from services.kit.edge.shared_limits import ALIVE_S, FORGOTTEN_S, LIMITS_S, QUIET_S, SharedLimits
 from services.kit.ids import utc_now
 from services.kit.problems import ProblemError, unavailable
 from tests.simulation.loop import EPOCH_S, Simulation
@@ -42,9 +44,12 @@ class _Route:
     answers_head: bool = True
 
 
+_PATHS = ("/v1/elsewhere", "x/v1/jobs", "/v1/jobs/a.1", "/v1/jobs/a%2F1", "/v1/%6aobs", "/v1/jobs/", "/v1/jobs/a b")
 _OPEN = _Route(path="/v1/open", answers_head=False)
+_NAMED = _Route(path="/v1/jobs/{job_id}")
 _ROUTES = (
     _Route(),
+    _NAMED,
     _Route("POST", "/v1/pools", Role.OPERATOR, for_projects=False),
     _OPEN,
 )
@@ -62,6 +67,7 @@ class _World:
 
     Attributes:
         let_in_s: When requests were let in, by their process.
+        taken: How many had what their tenant may send, some of which left before they were let in.
         revoked_s: When the key was revoked.
         receiving: How many clients are listened to.
     """
@@ -69,6 +75,7 @@ class _World:
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
         self.let_in_s: list[float] = []
+        self.taken = 0
         self.working = 0
         self.revoked_s: float | None = None
         self.is_away = False
@@ -126,12 +133,14 @@ class _Limiter(RateLimiter):
             self._left = left
             raise
         self._world.simulation.check("no tenant is let in oftener than it may be", may, f"{left} left")
+        self._world.taken += 1
+        self._gateway.taken += 1
         return told
 
     def charge(self, tenant_id: str, requests: int) -> None:
         """As of its base."""
         self.charged += requests
-        is_true = requests > 0 and self.charged <= len(self._world.let_in_s) - self._gateway.let_in
+        is_true = requests > 0 and self.charged <= self._world.taken - self._gateway.taken
         self._world.simulation.check("what others let in is charged once", is_true, f"{requests}, {self.charged}")
         if not math.isnan(self._left):
             now_s = self._world.simulation.loop.time()
@@ -147,7 +156,7 @@ class _Gateway:
         clock_s = world.simulation.loop.time
         self._world = world
         self.name = name
-        self.let_in = 0
+        self.taken = 0
         self.confirmed_s = float("-inf")
         self.keys = KeyCache(resolve_at(cast(Any, self)), max_age_s=MAX_AGE_S, grace_s=GRACE_S, size=8, clock_s=clock_s)
         self.limiter = _Limiter(world, self)
@@ -165,7 +174,6 @@ class _Gateway:
         world = self._world
         now_s = world.simulation.loop.time()
         world.let_in_s.append(now_s)
-        self.let_in += 1
         may_until_s = self.confirmed_s + max(MAX_AGE_S, GRACE_S) + ASK_AGAIN_S + LATE_S
         world.simulation.check("who is let in was confirmed not long ago", now_s <= may_until_s)
         world.simulation.check("an expired key lets nobody in", utc_now() < world.expires_at)
@@ -224,7 +232,7 @@ async def play(simulation: Simulation) -> None:
     simulation.check("whoever shares limits knows who answers", fails or not any(x.shared._is_away for x in gateways))
     if draw(6) == 1:  # the first ends, without a word
         sharing.pop(0).cancel()
-        await asyncio.sleep(ALIVE_S + 4 * LIMITS_S + (FORGOTTEN_S if draw(2) else 0.0))
+        await asyncio.sleep(ALIVE_S + QUIET_S + 4 * LIMITS_S + (FORGOTTEN_S if draw(2) else 0.0))
         _check_gone(simulation, gateways, store, fails)
     for each in sharing:
         each.cancel()
@@ -303,7 +311,7 @@ async def _knock(simulation: Simulation) -> None:
     door = EdgeMiddleware(cast(Any, app), opened)
     for _ in range(draw(12)):
         method, who = ("GET", "POST", "HEAD")[draw(3)], (*_CALLERS,)[draw(4)]
-        path = (*(each.path for each in _ROUTES), "/v1/elsewhere")[draw(4)]
+        path = (*(each.path for each in _ROUTES), *_PATHS)[draw(4 + len(_PATHS))]
         is_long, is_http = draw(8) == 1, draw(8) != 1
         sent: list[Any] = []
 
@@ -333,14 +341,25 @@ async def _knock(simulation: Simulation) -> None:
         told = {200, 500, 429} if is_let_in and who is None else {200, 500} if is_let_in else {expected}
         check("an answer is as the table of routes has it", status in told, f"{what}: {status}, not {expected}")
         check("who is let in is told its limits", not is_let_in or b"ratelimit" in names, f"{what}: {names}")
-        goes = [] if status not in (200, 404, 500) else ["app"] if expected == 404 else [path]
+        route = next(iter(_routes_of(path)), None)
+        goes = [] if status not in (200, 404, 500) else ["app"] if route is None else [route.path]
         check("who is refused is not answered", reached == goes, f"{what}: {status}, {reached}")
         check("who may send nothing is told what may be", (status == 405) is (b"allow" in names), what)
 
 
+def _routes_of(path: str) -> list[_Route]:
+    """Return the routes of a path, by its decoded parts; that of names only for what may be one."""
+    parts = [unquote(each) for each in path.split("/")]
+    fixed = [each for each in _ROUTES if each is not _NAMED and each.path.split("/") == parts]
+    is_named = (
+        parts[:3] == ["", "v1", "jobs"] and len(parts) == 4 and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._~:-]*", parts[3])
+    )
+    return fixed or [_NAMED] * bool(is_named)
+
+
 def _expected(method: str, path: str, who: str | None) -> int:
     """Return the status of an answer, as the table of routes has it."""
-    mine = [each for each in _ROUTES if each.path == path]
+    mine = _routes_of(path)
     if not mine:
         return 404
     route = mine[0]

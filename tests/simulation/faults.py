@@ -160,7 +160,7 @@ class Outcome:
     """What became of a fault: by what it was found, after how many schedules, steps and CPU seconds; or it was not.
 
     Attributes:
-        made: The choices of the schedule that found it.
+        made, sizes: The choices of the schedule that found it, and of how many each was one.
     """
 
     breach: str | None
@@ -168,6 +168,7 @@ class Outcome:
     steps: int
     cpu_s: float
     made: Sequence[int] = ()
+    sizes: Sequence[int] = ()
 
 
 def reached(wanted: Sequence[tuple[Mutant, str]], cpu_s: float) -> dict[str, Reached]:
@@ -272,7 +273,7 @@ def look_for(mutant: Mutant, source: str, number: int, known: Mapping[str, Reach
 
     outcome = apart(work)
     name, _, breach = (outcome.breach or "").partition(": ")
-    if breach and apart(lambda: is_breached_by(SCENARIOS[name], outcome.made, breach)):
+    if breach and apart(lambda: is_breached_by(SCENARIOS[name], outcome, breach)):
         print(f"WITHOUT THE FAULT, TOO: {name}:{pack(outcome.made)} {breach}", file=sys.stderr, flush=True)
         return replace(outcome, breach=None)
     return outcome
@@ -295,9 +296,9 @@ def come_to(mutant: Mutant, source: str, number: int, known: Mapping[str, Reache
     return come
 
 
-def is_breached_by(play: Play, made: Sequence[int], breach: str) -> bool:
+def is_breached_by(play: Play, outcome: Outcome, breach: str) -> bool:
     """Whether the code as it is breaches the same in a schedule, so that this says nothing of a fault."""
-    _, found = play_once(play, made)
+    _, found = play_once(play, Choices(outcome.made, then=0, sizes=outcome.sizes))
     return found is not None and found.name == breach
 
 
@@ -399,7 +400,8 @@ def _search(turns: Sequence[_Turns], cpu_s: float) -> Outcome:
                 took_s = time.process_time() - began_s
                 if breach is not None or took_s > cpu_s:
                     found = breach and f"{each.name}: {breach.name}"
-                    return Outcome(found, runs, steps, took_s, simulation.choices.made if found else ())
+                    choices = simulation.choices
+                    return Outcome(found, runs, steps, took_s, choices.made, choices.sizes)
 
 
 def judged(mutant: Mutant, what: str) -> Mapping[str, Any] | None:

@@ -17,6 +17,7 @@ import inspect
 import itertools
 import os
 import random
+import socket
 import sys
 import time
 import warnings
@@ -86,11 +87,23 @@ class Choices:
 
     The smallest choice, 0, is always what an ordinary loop would do: the first ready callback, no cancellation, an
     answer at once. A record that is used up goes on with it, or with what is drawn from another seed.
+
+    Attributes:
+        made: So far.
+        sizes: Of how many each was one.
     """
 
-    def __init__(self, source: int | Sequence[int], *, then: int | None = None) -> None:
-        """Take a seed, or a record and perhaps the seed that follows it."""
+    def __init__(
+        self, source: int | Sequence[int], *, then: int | None = None, sizes: Sequence[int] | None = None
+    ) -> None:
+        """Take a seed, or a record and perhaps the seed that follows it.
+
+        With ``sizes`` a record counts as used up where other choices are to be made than when it was: what it says of
+        those would make a schedule that is wilder than any that is drawn.
+        """
         self.made: list[int] = []
+        self.sizes: list[int] = []
+        self._expected = iter(sizes) if sizes is not None else None
         seed, record = (source, None) if isinstance(source, int) else (then, source)
         self._random = random.Random(seed) if seed is not None else None
         self._left: Iterator[int] | None = iter(record) if record is not None else None
@@ -100,6 +113,8 @@ class Choices:
         if n <= 1:
             return 0
         read = next(self._left, None) if self._left is not None else None
+        if read is not None and self._expected is not None and next(self._expected, n) != n:
+            self._left = read = None
         if read is not None:
             made = min(read, n - 1)
         elif self._random is None or (often < 1.0 and self._random.random() >= often):
@@ -107,6 +122,7 @@ class Choices:
         else:
             made = int(self._random.random() * n)
         self.made.append(made)
+        self.sizes.append(n)
         return made
 
 
@@ -170,7 +186,8 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         lacks_threads: How often a thread cannot be started.
         sockets: What connects to each Unix socket, by its path.
         has_cut: Whether a connection was cut.
-        refused_at: Ports at which a connection was refused.
+        refused_at: Ports at which a connection was refused, or whose host's name could not be resolved.
+        addresses: Of every name.
     """
 
     def __init__(self, choices: Choices, *, disorder: float, haste: float, cuts: float) -> None:
@@ -191,6 +208,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self.lacks_threads = 0.0
         self.has_cut = False
         self.refused_at: set[int] = set()
+        self.addresses: Sequence[str] = ()
         self.before_step: Callable[[], None] | None = None
         self.failure: BaseException | None = None
         self.listening: dict[int, SimulatedServer] = {}
@@ -334,6 +352,14 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         here.connection_made(ours)
         await asyncio.sleep(0)  # meanwhile it may have ended again
         return ours, here
+
+    async def getaddrinfo(self, host: Any, port: Any, **_: Any) -> Any:  # type: ignore[override]
+        """Resolve a name: late, in vain, or at once."""
+        await asyncio.sleep(0.01 * self._choices.below(4, often=0.3))
+        if self._choices.below(2, often=0.1):
+            self.refused_at.add(port)
+            raise socket.gaierror(f"{host} cannot be resolved")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (each, port)) for each in self.addresses]
 
     async def create_unix_connection(self, protocol_factory: Any, path: Any = None, **_: Any) -> Any:  # type: ignore[override]
         """Connect to a Unix socket of the simulated host."""
@@ -640,14 +666,16 @@ class Simulation:
                 anybody waits.
             may_repeat: Whether what was asked may take effect twice, as a request that is sent again on its way.
         """
-        if self.choices.below(3) == 1:
-            await asyncio.sleep(0.01 * (1 + self.choices.below(8)))
-        else:
-            await asyncio.sleep(0)
+        late = self.choices.below(3)
+        late_s = 0.01 * (1 + self.choices.below(8)) if late else 0.0
+        await asyncio.sleep(late_s if late == 1 else 0.0)
         ways = 2 * (len(failures) + may_be_silent) + may_repeat
         outcome = self.choices.below(1 + ways, often=0.4) if ways and not self.is_calm else 0
         if not outcome:
-            return answer()
+            found = answer()
+            if late == 2:  # meanwhile it may be so no longer
+                await asyncio.sleep(late_s)
+            return found
         which, effect = divmod(outcome - 1, 2)
         if which == len(failures) + may_be_silent:
             answer()

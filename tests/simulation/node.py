@@ -14,12 +14,13 @@ import itertools
 import json
 import math
 import os
+import re
 import shutil
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Set
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -65,7 +66,7 @@ from services.contracts.nodes import (
     RankState,
     RankStatus,
 )
-from services.contracts.streams import command_stream
+from services.contracts.streams import COMMAND_FIELD, command_stream
 from services.kit.control_plane import ControlPlane
 from services.kit.ids import utc_now
 from services.kit.problems import ProblemError, unavailable
@@ -74,6 +75,7 @@ from services.scheduler.repository import outbox
 from tests.simulation.loop import EPOCH_S, Clock, KilledError, Process, Simulation
 from tests.simulation.valkey import Client, Store
 
+OPEN = "/proc/self/fd"
 NODE = "n0"
 GPUS = 2
 LEASE_S, HEARTBEAT_S, INTERVAL_S = 6.0, 0.5, 2.0
@@ -82,6 +84,10 @@ GIVEN_UP_S = LEASE_S + 1.0
 LEAST_LEASE_S = 0.5
 COPY_S = 1.0
 FETCH_S = 5.0
+ANSWERS_S = 1.0
+"""An answer to a node may take so long on its way."""
+HELD_UP_S = 4.0
+"""What fails holds an agent up for so long."""
 STARTS_S = 3.0
 """A gang whose devices are free has them within this time."""
 LIMIT_W = 200.0
@@ -102,10 +108,15 @@ FAILS_S = 3.0
 """At times, whoever asks devices in vain does so for so long."""
 MOST_PENDING, SLOW_S = 2, 5.0
 """In some runs, intervals that may wait to be told, and how long it takes to take some in: the oldest are given up."""
+WAITS_S = 2.0
+"""For so long at most a gang may go on until it saves its work."""
 DELAY_S = 3.0
 """How late an engine's node tells of its energy."""
 MOST_DEATHS = 4
 """Of an agent, by accident or at its end."""
+
+SAFE = re.compile(r"[a-z0-9.]+")
+"""What allocations are called here."""
 
 T = TypeVar("T")
 write_facts = shim.write_facts
@@ -207,6 +218,7 @@ class _Shims:
     stood_in_all_s: float = 0.0
     drawn: Drawn = field(init=False)
     beginning: _Judged | None = None
+    copies: list[_Copies | None] = field(default_factory=list["_Copies | None"])
     _pids: Iterator[int] = field(default_factory=lambda: itertools.count(1_000))
 
     def launch(self, command: list[str], *, stdin: Any, **_: Any) -> _Shim:
@@ -230,6 +242,12 @@ class _Shims:
         self.all[started.pid] = started
         started.work = started.process.start(self._run(started))
         return started
+
+    def checkpoints(self) -> _Copies | None:
+        """Return what copies checkpoints on this host, for every agent that it ever has."""
+        if not self.copies:
+            self.copies.append(_Copies() if self.simulation.choices.below(2) else None)
+        return self.copies[0]
 
     def agent_of(self, folder: RankFolder) -> _Agent | None:
         """Return the agent of the host on which a rank's folder is, if one runs."""
@@ -472,6 +490,7 @@ class _Plane:
         self.unheard_until_s = 0.0
         self.again = 0
         self.registered: Any = None
+        self.same: tuple[Any, Any] | None = None
         self.shims: _Shims | None = None
         self.devices: _Devices | None = None
         self._tokens = 0
@@ -483,6 +502,7 @@ class _Plane:
             "heartbeat": self._heartbeat,
             "energy": self._energy,
         }[path.rpartition("/")[2]]
+        kind, document = type(body), body.model_dump_json()  # as it is when it is sent
         refusals = [unavailable("telemetry")]
         if not self._simulation.is_calm and self._simulation.loop.time() < self.unheard_until_s:
             await asyncio.sleep(min(timeout_s, 1.0))
@@ -499,8 +519,10 @@ class _Plane:
                 if self.slow_s and path.endswith("energy") and not self._simulation.is_calm:
                     await asyncio.sleep(self.slow_s)
                 told = await self._simulation.boundary(
-                    lambda: handle(body.model_copy(deep=True)), *refusals, may_be_silent=True, may_repeat=True
+                    lambda: handle(kind.model_validate_json(document)), *refusals, may_be_silent=True, may_repeat=True
                 )
+                if not (is_register or self._simulation.is_calm) and self._simulation.choices.below(2, often=0.1):
+                    await asyncio.sleep(ANSWERS_S)  # meanwhile the node may have been given something new
         except TimeoutError:
             raise unavailable("telemetry") from None
         except ProblemError as problem:
@@ -532,6 +554,8 @@ class _Plane:
         self._simulation.check("a node says what its devices do", is_told, str(heartbeat.devices))
         for rank in heartbeat.ranks:
             known = self.allocations.get(rank.allocation_id)
+            is_still = known is None or not known.is_over or rank.state is RankState.EXITED
+            self._simulation.check("who is over stays so", is_still, f"{rank.allocation_id}: {rank.state}")
             is_known = known is not None or rank.allocation_id in self.refused - self.stale
             self._simulation.check("a node reports what it was given", is_known, rank.allocation_id)
             if known is not None and rank.state is RankState.EXITED and known.is_live:
@@ -800,10 +824,11 @@ class _Judged(ReportingAgent):
     async def _keep_going(self, name: str, loop: Any) -> None:
         await super()._keep_going(name, self._simulation.judged(loop, *FAILURES))
 
-    def has_problem(self) -> bool:
-        """Whether its devices, or its disk, fail now and then, which may hold it up."""
+    def is_held_up(self) -> bool:
+        """Whether its devices have failed or refused just now, or its disk, which may hold it up."""
         devices = self._stand_in.devices
-        return (devices is not None and devices.has_failed) or bool(self._problems())
+        fails = devices is not None and devices.failed_s >= self._simulation.loop.time() - HELD_UP_S
+        return fails or bool(self._problems())
 
     def _register_again(self, devices: Any) -> None:
         is_other = devices != self.plane._registration.devices
@@ -839,7 +864,9 @@ class _Agent(_Judged, Agent):
         self.confinement = cast(Any, SimpleNamespace(begin=lambda _: None, cgroups=sweeper))
         launcher = cast(
             Any,
-            SimpleNamespace(check=lambda _: None, prepare=self._prepare, home_of=lambda _: None, devices=self.devices),
+            SimpleNamespace(
+                check=self._check_start, prepare=self._prepare, home_of=lambda _: None, devices=self.devices
+            ),
         )
         self._launcher = launcher
         self._ports = cast(Any, SimpleNamespace(who_listens=lambda _: {}))
@@ -851,7 +878,7 @@ class _Agent(_Judged, Agent):
         self.gangs = Gangs(
             settings.state_folder,
             launcher,
-            checkpoints=cast(Any, _Copies()) if simulation.choices.below(2) else None,
+            checkpoints=cast(Any, plane).shims.checkpoints(),
             on_change=self._heartbeat_due.set,
             is_billed=lambda allocation_id: not self.spool.mentions(allocation_id),
             is_clean=self.controls.is_clean,
@@ -878,9 +905,10 @@ class _Agent(_Judged, Agent):
         )
         self.health = cast(Any, _Health(simulation, self))
         self._failed: set[str] = set()
+        self.fetching: set[str] = set()
         self.waits_since: dict[str, float] = {}
         self.waits_now: set[str] = set()
-        self._looking = None
+        self._looks = set()
         registration = NodeRegistration(
             node_id=NODE,
             address="127.0.0.1",
@@ -914,10 +942,19 @@ class _Agent(_Judged, Agent):
         return ranks.Launch(["work"], {}, "/", 1.0, account=cast(Any, account), secrets=secrets, secrets_dir="there")
 
     async def _fetch(self, start: StartGang, rank: Path) -> Inputs:
-        plane = self._stand_in
-        if plane.poison is not None and plane.poison % 4 == 2:  # as where much is to be fetched
-            await asyncio.sleep(FETCH_S)
-        return await self._simulation.boundary(lambda: Inputs(), InputError("it lacks a secret"))
+        draw = self._simulation.choices.below
+        self.fetching.add(start.allocation_id)
+        try:
+            if draw(4, often=0.5) == 1:  # as where much is to be fetched
+                await asyncio.sleep(FETCH_S)
+            return await self._simulation.boundary(lambda: Inputs(), InputError("it lacks a secret"))
+        finally:
+            self.fetching.discard(start.allocation_id)
+
+    def _check_start(self, _: StartGang) -> None:
+        """Say what a job's command needs and this host lacks."""
+        if not self._simulation.is_calm and self._simulation.choices.below(2, often=0.05):
+            raise InputError("it has no such user")
 
 
 async def _nothing() -> None: ...
@@ -958,6 +995,7 @@ class _Devices:
 
     Attributes:
         has_failed: Whether any ever did.
+        failed_s: When one did last.
         estimates: Whether the power that they show is a guess.
     """
 
@@ -970,6 +1008,7 @@ class _Devices:
         self._counts = draw(6) != 1
         self.estimates = draw(6) == 1
         self.has_failed = not self._counts
+        self.failed_s = -math.inf
         self._extra_gib = self._changes = 0
         self._fails_since_s = self._refuses_until_s = -math.inf
         self._odd: dict[int, tuple[float, int]] = {}
@@ -984,10 +1023,12 @@ class _Devices:
                 if self._often and self._simulation.choices.below(2, often=self._often):
                     self.has_failed, self._fails_since_s = True, now_s
                 if now_s - self._fails_since_s <= (FAILS_S if self.plane.poison is not None else 0.0):
+                    self.failed_s = now_s
                     raise DeviceError("it does not answer")
                 if is_control and self._often and self._simulation.choices.below(2, often=5 * self._often):
                     self._refuses_until_s = now_s + FAILS_S
                 if is_control and now_s < self._refuses_until_s:
+                    self.failed_s = now_s
                     raise DeviceError("it cannot be set")
                 if clock and self.refuses_clocks:
                     raise NotSupportedError("it has no clock to be set")
@@ -1092,14 +1133,18 @@ class Drawn:
             self._measured.add(id(meter_))
             self._simulation.at_end(lambda: meter_)  # kept, so that no other has its id
             has_failed = self._devices is not None and self._devices.has_failed
+            static_j = {usage.allocation_id: usage.static_energy_j for usage in found.usages}
+            whole_j = meter_._static_w * elapsed_s
+            agent: Any = getattr(meter_._progress_of, "__self__", None) or self._shims.agent or self._shims.beginning
+            if not isinstance(agent, _Measuring):
+                self._simulation.check(*_parts_of(found.usages, static_j, whole_j))
             if not (is_first or has_failed or any(usage.until for usage in found.usages)):
-                agent = getattr(meter_._progress_of, "__self__", None)
-                self._check(agent or self._shims.agent, found, begin_s, end_s)
+                self._check(agent, found, begin_s, end_s)
             return found
 
         return judge
 
-    def _check(self, agent: _Agent, found: EnergyInterval, begin_s: float, end_s: float) -> None:
+    def _check(self, agent: _Agent | _Measuring, found: EnergyInterval, begin_s: float, end_s: float) -> None:
         check, node = self._simulation.check, agent.settings.node_id
         if isinstance(agent, _Measuring):
             for usage in found.usages:
@@ -1165,6 +1210,14 @@ class Drawn:
         return judge
 
 
+def _parts_of(usages: Iterable[Any], static_j: dict[str | None, float], whole_j: float) -> tuple[str, bool, str]:
+    """Say whether what a host draws besides is charged once, to each gang no more than its devices' part."""
+    most_j = {each.allocation_id: whole_j * len(each.devices) / GPUS for each in usages if each.allocation_id}
+    is_all = abs(sum(static_j.values()) - whole_j) <= SLACK_J
+    is_part = all(static_j[name] <= part_j + SLACK_J for name, part_j in most_j.items())
+    return "a host's other energy is charged once", is_all and is_part, f"{static_j}, of {whole_j:.1f} J"
+
+
 SLACK_J = 1.0
 NEVER = (math.inf, math.inf)
 NONSENSE_J = 1e11
@@ -1188,7 +1241,12 @@ def a_host(simulation: Simulation, shims: _Shims, commands: _Outbox, devices: _D
 
     def may_write_less(descriptor: int, data: bytes, at: int) -> int:
         is_short = fails and not simulation.is_calm and draw(2, often=fails)
-        return write_bytes(descriptor, data[: (len(data) // 2, -1)[draw(2)]] if is_short else data, at)
+        written = write_bytes(descriptor, data[: (len(data) // 2, -1)[draw(2)]] if is_short else data, at)
+        process = simulation.loop.process_now()
+        if is_short and process is not None and process is shims.mortal and draw(2):  # it dies in the middle
+            process.kill()
+            raise KilledError
+        return written
 
     def checked(folder: RankFolder) -> None:
         spooled = shims.agent_of(folder).spool  # type: ignore[union-attr]
@@ -1234,6 +1292,23 @@ def a_host(simulation: Simulation, shims: _Shims, commands: _Outbox, devices: _D
         return write
 
     simulation.instead(os, **{name: may_be_the_last(getattr(os, name)) for name in WRITES})
+    renamed, rename, synced = set[str](), os.rename, shim.sync_folder
+
+    def rename_(source: Any, target: Any) -> None:
+        rename(source, target)
+        renamed.add(os.path.dirname(target))
+
+    def sync(where: str) -> None:
+        synced(where)
+        renamed.discard(where)
+
+    def acknowledged(stream: Store, name: str, *ids: str) -> int:
+        for entry_id in ids:
+            _check_acknowledged(simulation, shims, stream, name, entry_id)
+            simulation.check("what is acknowledged is on disk", not renamed, str(renamed))
+        return delete(stream, name, *ids)
+
+    delete = Store.xdel
     write_bytes = os.pwrite
     kernel = SimpleNamespace(**{name: getattr(os, name) for name in dir(os) if not name.startswith("__")})
     kernel.kill = shims.signal
@@ -1264,6 +1339,9 @@ def a_host(simulation: Simulation, shims: _Shims, commands: _Outbox, devices: _D
         (ranks, "threading", SimpleNamespace(Thread=_at_once_instead)),
         *((each, "kernel_boot", lambda: shims.boot) for each in (shim, meter, simulated)),
         (spool, "os", disk),
+        (os, "rename", rename_),
+        *((each, "sync_folder", sync) for each in (shim, spool)),
+        (Store, "xdel", acknowledged),
         (spool, "_COMPACT_BYTES", 4_000),
         (RankFolder, "release", checked),
         (RankFolder, "renew", renewed),
@@ -1281,6 +1359,18 @@ def a_host(simulation: Simulation, shims: _Shims, commands: _Outbox, devices: _D
     for where, name, stand_in in replaced:
         simulation.instead(where, **{name: stand_in})
     return folder
+
+
+def _check_acknowledged(simulation: Simulation, shims: _Shims, stream: Store, name: str, entry_id: str) -> None:
+    """Have a command be taken away only once the node knows of it, or has done with it."""
+    entry = stream._streams.get(name, {}).get(int(entry_id.partition("-")[0]))
+    agent, document = shims.agent, json.loads((entry or {}).get(COMMAND_FIELD, "{}"))
+    gang_id, generation = document.get("allocation_id", ""), document.get("generation")
+    if agent is None or document.get("type") != "start_gang" or "job_id" not in document or "/" in gang_id:
+        return
+    newest, folder = agent.gangs._newest_generation(document["job_id"]), RankFolder(agent.gangs.folder / gang_id)
+    is_known = agent.gangs.get(gang_id) is not None or folder.is_released() or generation < newest
+    simulation.check("what is acknowledged is known", is_known, gang_id)
 
 
 def _written(simulation: Simulation, store: Any) -> Any:
@@ -1334,12 +1424,9 @@ async def play(simulation: Simulation, kind: type[_Agent | _Measuring] = _Agent)
     store = Store()
     valkey = Client(simulation, store)
     plane = _Plane(simulation, valkey)
-    simulation.holds("a job has one live gang at most", lambda: _twice(each.job_id for each in shims.running()))
-    simulation.holds("a device has one holder at most, or two that share it", lambda: _too_many_hold(shims.running()))
-    simulation.holds("what is stopped before it starts does not", lambda: _started_though_stopped(plane, shims))
-    simulation.holds("a gang starts once", lambda: next((k for k, n in shims.started.items() if n > 1), None))
-    simulation.holds("one thread writes the spool at a time", lambda: _at_once(simulation, {"_write"}))
-    simulation.holds("one thread uses the devices at a time", lambda: _at_once(simulation, USING_DEVICES))
+    simulation.holds("a job has one live gang at most, and a device one holder", lambda: _too_many_hold(shims))
+    simulation.holds("a gang starts once, unless it was stopped before", lambda: _started_wrongly(plane, shims))
+    simulation.holds("one thread writes the spool at a time, and one uses devices", lambda: _at_once(simulation))
     simulation.holds(
         "a node that is known is known with the devices that it has", lambda: _known_otherwise(plane, shims)
     )
@@ -1361,7 +1448,7 @@ async def play(simulation: Simulation, kind: type[_Agent | _Measuring] = _Agent)
     _judge_the_log(simulation, plane, shims)
     agent: Any = None
     process = simulation.process(shims.clock)
-    kills = (0.01, 0.06)[draw(2)]
+    kills = (0.03, 0.15)[draw(2)]
     clock_sets = ((), SLEWS_S, SLEWS_S + STEPS_S)[draw(3)]
     if devices.refuses_clocks and not clock_sets:
         simulation.instead(spool, _MOST_PENDING=MOST_PENDING)
@@ -1427,8 +1514,8 @@ async def play(simulation: Simulation, kind: type[_Agent | _Measuring] = _Agent)
     await asyncio.sleep(QUIET_S)
     said, closed = plane.heartbeats - heartbeats, agent.meter._sequence - sequence
     simulation.check("a node speaks as often as it should", 0.7 <= said * HEARTBEAT_S / QUIET_S <= 1.5, str(said))
-    length_s = INTERVAL_S if agent.gangs_running or not is_used else 5 * INTERVAL_S
-    simulation.check("intervals are as long as they should be", 0.6 <= closed * length_s / QUIET_S <= 1.5, str(closed))
+    usual, rare = closed * INTERVAL_S / QUIET_S, 5 * closed * INTERVAL_S / QUIET_S  # rare while no gang holds a GPU
+    simulation.check("intervals are as long as they should be", usual <= 1.5 and rare >= 0.6, str(closed))
     simulation.check(
         "what can be told is told", len(agent.spool) <= 2 + plane.delay_s / INTERVAL_S, str(len(agent.spool))
     )
@@ -1452,7 +1539,11 @@ async def play(simulation: Simulation, kind: type[_Agent | _Measuring] = _Agent)
         with suppress(StateFolderTakenError):
             reporting._take_state_folder(settings.state_folder)
             simulation.check("one agent has the state folder", False)
+    drafts = [each.name for each in settings.state_folder.glob("allocations/.*")]
+    simulation.check("what was not finished is removed", not (drafts and is_used), str(drafts))
     await process.start(agent.stop())
+    left = [path for each in os.listdir(OPEN) if (path := _open(each)).startswith(str(folder))]
+    simulation.check("every file is closed", not left, str(left))
     relaying.cancel()
     await asyncio.wait([relaying])  # else the last relay would go on without this host
     _check_energy(simulation, plane, shims, agent, deaths)
@@ -1494,6 +1585,9 @@ def _judge_the_log(simulation: Simulation, plane: _Plane, shims: _Shims) -> None
     counted(Store, "xread", lambda *_: "inbox")
     for name in ("set_power_limit", "reset_power_limit", "set_clock", "reset_clock"):
         counted(SimulatedDriver, name, lambda _, index, *__: f"set {index}")
+    for event in ("gang.accepted", "gang.stop", "gang.exited", "gang.started", "gang.released"):
+        simulation.says(event, lambda said: None if SAFE.fullmatch(said["allocation_id"]) else str(said))
+    simulation.says_once("gang.exited", lambda _: None, "allocation_id")
     simulation.says("spool.overflow", lambda said: _given_up(shims, said))
     simulation.says("agent.loop_failed", lambda _: done.update(("heartbeat.failed", "inbox")))
     simulation.says_once("spool.not_written", lambda _: done["spool"])
@@ -1528,6 +1622,15 @@ def _check_agent(simulation: Simulation, agent: _Agent | _Measuring, shims: _Shi
         if each.state in before_it_ends and each.named and not each.holding and each.started_at is None
     ]
     is_leased = now_s < gangs.deadline - gangs._lease_s * 0.2
+    shim_of = {each.folder.path: each for each in shims.all.values()}
+
+    def at_last(name: str, what: str, within_s: float) -> None:
+        """Have it be otherwise soon, unless something fails or stands still."""
+        since_s = agent.waits_since.setdefault(f"{name}: {what}", now_s)
+        agent.waits_now.add(f"{name}: {what}")
+        waits = now_s - since_s > within_s + shims.stood_s and not simulation.loop.lacks_threads
+        simulation.check(name, not waits or agent.is_held_up(), what)
+
     for each in waiting if is_leased else ():
         holders = [other for other in gangs if other.holding and set(other.devices) & set(each.devices)]
         start = each.start
@@ -1535,16 +1638,17 @@ def _check_agent(simulation: Simulation, agent: _Agent | _Measuring, shims: _Shi
             continue
         if any(o.start and o.start.job_id == start.job_id and (o.holding or o.copying) for o in gangs):
             continue
-        since_s = agent.waits_since.setdefault(each.allocation_id, now_s)
-        agent.waits_now.add(each.allocation_id)
-        waits = now_s - since_s > STARTS_S + shims.stood_s and not simulation.loop.lacks_threads
-        simulation.check("a gang begins when it may", not waits or agent.has_problem(), each.allocation_id)
+        at_last("a gang begins when it may", each.allocation_id, STARTS_S)
     for each in gangs:
+        name, mine = each.allocation_id, shim_of.get(each.folder.path)
         if each.state is RankState.STOPPING and each.holding and each.shim is None and each.folder.started() is None:
-            since_s = agent.waits_since.setdefault(f"end of {each.allocation_id}", now_s)
-            agent.waits_now.add(f"end of {each.allocation_id}")
-            waits = now_s - since_s > STARTS_S + shims.stood_s and not simulation.loop.lacks_threads
-            simulation.check("who is not started yet ends at once", not waits or agent.has_problem(), str(since_s))
+            at_last("who is not started yet ends at once", name, STARTS_S)
+        if each.state is RankState.STARTING and each.holding and mine is None and is_leased:
+            at_last("who has its devices begins", name, STARTS_S + FETCH_S)
+        if mine is not None and mine.poll() is not None and not each.is_over and not each.copying:
+            at_last("who has ended is known to have", name, STARTS_S)
+        is_idle = each.launching is None or each.launching.done()
+        simulation.check("nothing is fetched for who does not start", name not in agent.fetching or not is_idle, name)
     agent.waits_since = {name: at_s for name, at_s in agent.waits_since.items() if name in agent.waits_now}
     agent.waits_now.clear()
 
@@ -1560,6 +1664,14 @@ async def _is_ready(agent: _Agent | _Measuring) -> bool:
 def _is_as_made(device: Any, agent: _Agent | _Measuring) -> bool:
     board = agent.devices[0]
     return (device.limit_w, device.clock_mhz) == (board.power_limit_w, max(board.clocks_mhz))
+
+
+def _open(descriptor: str) -> str:
+    """Return what a descriptor of this process is open at."""
+    try:
+        return os.readlink(f"{OPEN}/{descriptor}")
+    except OSError:  # that by which these were listed
+        return ""
 
 
 def _is_released(folder: Path) -> bool:
@@ -1621,21 +1733,25 @@ async def _use(simulation: Simulation, plane: _Plane, shims: _Shims) -> None:
     """Have jobs run, one gang after the other, as the scheduler would."""
     draw = simulation.choices.below
     generations: dict[str, int] = {}
-    for _ in range(1 + draw(5)):
+    for _ in range(2 + draw(8)):
         await asyncio.sleep(0.5 * draw(8))
         plane.give_up()
         job = ("a", "b", "c")[draw(3)]
         live = [each for each in plane.allocations.values() if each.is_live]
         mine = next((each for each in live if each.start.job_id == job), None)
-        if mine is not None:
-            grace_s = 0.5 * draw(3)
-            plane.outbox.put(StopGang(allocation_id=mine.start.allocation_id, grace_s=grace_s, reason="asked"))
+        if mine is not None and draw(3) == 1:  # as of a node that was given up, and is there after all
+            mine.is_live, mine.was_given_up = False, True
+            live.remove(mine)
+        elif mine is not None:
+            grace_s, wait_s = 0.5 * draw(3), WAITS_S * draw(2, often=0.5)
+            name = mine.start.allocation_id
+            plane.outbox.put(StopGang(allocation_id=name, grace_s=grace_s, reason="asked", wait_s=wait_s))
             mine.wants_stop = True
             continue
         taken = {index for each in live for index in each.start.devices}
         free = [index for index in range(GPUS) if index not in taken]
         alone = [index for index in taken if sum(index in each.start.devices for each in live) == 1]
-        shared = draw(3) == 1 and len(alone) > 0
+        shared = draw(2) == 1 and len(alone) > 0
         if shared:
             free = alone
         if not free:
@@ -1671,6 +1787,7 @@ def _send_strange_commands(plane: _Plane, which: int) -> None:
         case 2:
             outbox_.put(StopGang(allocation_id="../elsewhere", grace_s=0.0, reason="asked"))
             outbox_.put({**document, "type": "start_gang", "allocation_id": "../elsewhere"})
+            outbox_.put({"type": "start_gang", "allocation_id": "../elsewhere"})
         case 3:  # of a newer release
             plane.refused.add("new.1")
             outbox_.put({**document, "type": "start_gang", "allocation_id": "new.1", "new_field": 1})
@@ -1784,27 +1901,27 @@ def _check_intervals(simulation: Simulation, plane: _Plane, shims: _Shims, known
 def _known_otherwise(plane: _Plane, shims: _Shims) -> str | None:
     """Say with which devices a node was registered, if it takes itself to be registered with others."""
     agent = shims.agent
-    if agent is None or not agent.plane.is_registered or plane.registered == agent.plane._registration.devices:
+    if agent is None or not agent.plane.is_registered:
+        return None
+    known = plane.registered, agent.plane._registration.devices
+    if plane.same is not None and plane.same[0] is known[0] and plane.same[1] is known[1]:
+        return None
+    if known[0] == known[1]:
+        plane.same = known  # compared once: this is asked after every step
         return None
     return str(plane.registered)
 
 
-def _started_though_stopped(plane: _Plane, shims: _Shims) -> str | None:
-    return next((k for k in shims.started if not plane.allocations[k].may_start), None)
+def _started_wrongly(plane: _Plane, shims: _Shims) -> str | None:
+    return next((k for k, n in shims.started.items() if n > 1 or not plane.allocations[k].may_start), None)
 
 
-def _twice(found: Iterator[Any]) -> str | None:
-    seen: set[Any] = set()
-    for each in found:
-        if each in seen:
-            return str(each)
-        seen.add(each)
-    return None
-
-
-def _too_many_hold(running: list[StartGang]) -> str | None:
+def _too_many_hold(shims: _Shims) -> str | None:
+    running = shims.running()
     if len(running) < 2:
         return None
+    if len({each.job_id for each in running}) < len(running):
+        return str([each.allocation_id for each in running])
     for device in range(GPUS):
         holders = [each for each in running if device in each.devices]
         if len(holders) > 1 + any(each.shares for each in holders):
@@ -1812,9 +1929,10 @@ def _too_many_hold(running: list[StartGang]) -> str | None:
     return None
 
 
-def _at_once(simulation: Simulation, names: Set[str]) -> str | None:
+def _at_once(simulation: Simulation) -> str | None:
     threads = simulation.loop.threads
     if len(threads) < 2:
         return None
-    found = [name for each in threads if (name := getattr(each, "__name__", "")) in names]
-    return str(found) if len(found) > 1 else None
+    names = [getattr(each, "__name__", "") for each in threads]
+    found = [[name for name in names if name in known] for known in ({"_write"}, USING_DEVICES)]
+    return str(found) if max(map(len, found)) > 1 else None

@@ -51,6 +51,8 @@ class _Stream:
         self.said, self.replies = asyncio.Queue[Any](), asyncio.Queue[Any]()
         self.processing: asyncio.Task[None] | None = None
         self.times_told = 0
+        self.client: Any = None
+        self._content = b""
         self.is_told = self.has_head = self.is_broken = False
 
     def process(self, real: Picker) -> None:
@@ -85,6 +87,9 @@ class _Stream:
         if reply is not OVER and reply.WhichOneof("response") == "request_headers":
             self.times_told += 1
             self._simulation.check("a gateway is told one server", self.times_told == 1)
+        if reply is not OVER and reply.WhichOneof("response") in ("response_body", "immediate_response"):
+            self._content += reply.response_body.response.body_mutation.streamed_response.body
+            self.client.take(self._content + reply.immediate_response.body)
         return reply
 
     async def done_writing(self) -> None:
@@ -274,6 +279,7 @@ async def play(simulation: Simulation) -> None:
         if draw(4) == 1:  # it counts as the gateway
             del headers["authorization"]
         gateway = _Carrying(simulation, requests, client.number, Picker(real.door.handle, key_file))
+        gateway.stream.client = client
         asking = gateway.ask(client._body, headers, path=client.scope["path"], subset=subset, has_trailers=draw(4) == 1)
         try:
             async with asyncio.timeout(client._leaves_in_s):

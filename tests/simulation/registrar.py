@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -33,6 +34,8 @@ from tests.simulation.loop import EPOCH_S, Simulation
 CLUSTER, EVERY_S, PAGE = "eu", 1.0, 2
 FOREIGN = ("mine", "europe.x")
 """Endpoints of others, of which nothing may be touched."""
+LOOKS_S = 2.0
+"""A look takes no longer."""
 CALM_S = KNOWN_S + 20.0
 """Within this time what is registered is what there is."""
 SOON_S = 15.0
@@ -58,6 +61,7 @@ class _World:
         order: What is to become of it.
         is_scaled: Whether another scales it, as was last read.
         changes: Of what there is, and of what is registered.
+        read_s, reading_s: When the endpoints were read last by a registrar that has not failed since, and in this look.
         carried_out: How often what is to become of the workload was carried out.
     """
 
@@ -76,6 +80,8 @@ class _World:
     is_scaled: bool = False
     changes: int = 0
     carried_out: int = 0
+    read_s: float = -math.inf
+    reading_s: float | None = None
 
     def there(self) -> dict[str, bool]:
         """Return all pods by the names of their endpoints, and whether each is ready."""
@@ -96,7 +102,7 @@ class _World:
                     "metadata": {"name": name, "annotations": said[name]},
                     "spec": {} if name in self.broken else {"targetPorts": [{"number": 80}]},
                 },
-                [_pod(pod, ready) for pod, ready in pods.items()],
+                [*(_pod(pod, ready) for pod, ready in pods.items()), *NO_SERVERS],
             )
             for name, pods in self.pods.items()
         ]
@@ -169,7 +175,9 @@ class _World:
             orders = ClusterOrders(workloads=[self.order] if asked["body"].workloads else [])
             return await self.simulation.boundary(lambda: orders, unavailable("serving"))
         params = asked["params"]
-        return await self.simulation.boundary(lambda: self._page(params.get("cursor", "")), unavailable("serving"))
+        found = await self.simulation.boundary(lambda: self._page(params.get("cursor", "")), unavailable("serving"))
+        self.reading_s = self.simulation.loop.time()
+        return found
 
     def _page(self, cursor: str) -> EndpointList:
         at = datetime.fromtimestamp(EPOCH_S, UTC)
@@ -234,6 +242,11 @@ def _pod(name: str, ready: bool, notes: dict[str, str] | None = None) -> Any:
     }
 
 
+NO_SERVERS: list[Any] = [_pod("done", False), _pod("new", False, {})]
+"""Pods that have ended, and that have no address yet."""
+NO_SERVERS[0]["status"]["phase"] = "Succeeded"
+
+
 def _note(notes: dict[str, str], changes: dict[str, str | None]) -> None:
     for name, value in changes.items():
         notes.pop(name, None)
@@ -257,9 +270,22 @@ def _begin(world: _World) -> Any:
     )
     registrar = Registrar(cast(Any, settings), cast(Any, cluster), cast(Any, world))
     registrar._gateway = cast(Any, world)
-    look = world.simulation.judged(registrar.look, EngineSilentError, ProblemError)
+    world.read_s = -math.inf
+
+    async def look() -> None:
+        before, world.reading_s, world.read_s = world.read_s, None, -math.inf
+        began_s = world.simulation.loop.time()
+        await registrar.look()
+        is_known = world.reading_s is not None and began_s < before + KNOWN_S - LOOKS_S
+        world.simulation.check("what is known is not read again", not is_known, f"{began_s - before:.1f} s")
+        world.read_s = before if world.reading_s is None else world.reading_s
+
     process = world.simulation.process()
-    process.start(repeat(look, EVERY_S, failed="not registered", once=True))
+    process.start(
+        repeat(
+            world.simulation.judged(look, EngineSilentError, ProblemError), EVERY_S, failed="not registered", once=True
+        )
+    )
     return process
 
 

@@ -19,6 +19,10 @@ MOST_ASKED = 2
 """Keys that may be asked for at once: little, so that it is reached."""
 
 
+class _UnknownError(Exception):
+    """A node is not known."""
+
+
 class _Telemetry:
     """The transactions that store reports.
 
@@ -33,12 +37,16 @@ class _Telemetry:
         self.stored: list[tuple[str, int]] = []
         self.begun = 0
         self.lost: set[tuple[str, int]] = set()
-        self.gathering = batches.Batches[int, tuple[str, int]](self._store, KeyError)
+        self.gathering = batches.Batches[int, tuple[str, int]](self._store, _UnknownError)
+        self.unknown: set[str] = set()
         self._gathers_until_s = float("-inf")
 
     async def _store(self, reports: Mapping[str, int], waits: bool) -> Mapping[str, tuple[str, int]]:
         if waits:  # one that comes alone
             await asyncio.sleep(0)
+            if self._simulation.choices.below(8) == 1:  # nodes that were removed
+                self.unknown |= reports.keys()
+                return {}
             self.stored.extend(reports.items())
             return {node: (node, item) for node, item in reports.items()}
         draw, now_s = self._simulation.choices.below, self._simulation.loop.time
@@ -82,7 +90,11 @@ async def play(simulation: Simulation) -> None:
     async def node(name: str) -> None:
         for item in range(1 + draw(3)):
             await asyncio.sleep(0.005 * draw(10))
-            answer = await gathering.add(name, item)
+            try:
+                answer = await gathering.add(name, item)
+            except _UnknownError:
+                simulation.check("who is known is not told otherwise", name in telemetry.unknown, name)
+                return
             simulation.check("an answer is its own report's", answer == (name, item), f"{name} {item}: {answer}")
             simulation.check("accepted is kept", (name, item) in stored, f"{name} {item}")
 

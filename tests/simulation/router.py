@@ -8,10 +8,11 @@ With limits, keys have a number of requests and tokens a minute, and some reques
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -56,12 +57,13 @@ from services.router.lanes import (
     Ticket,
 )
 from services.router.metrics import Metrics
+from services.router.openai import NO_QUOTA, DoorError
 from services.router.outgoing import RequestWriter
 from services.router.probes import Trials, probe
 from services.router.reports import unreported
 from services.router.settings import RouterSettings
 from services.router.stored_answers import StoredAnswers
-from services.router.turn import Received, Tokens, Turn
+from services.router.turn import ACCURACY, Received, Tokens, Turn
 from services.router.upstream import CHECK_S, KEPT_S, Connection, Limits, Origin, UpstreamError
 from tests.simulation.kept import kept
 from tests.simulation.loop import EPOCH_S, SimulatedServer, Simulation
@@ -80,8 +82,12 @@ BODY_BYTES, BODIES_BYTES, ANSWER_BYTES, WAITING_BYTES, HEAD_BYTES = 2_000, 3_000
 BUSY, CLOSES, SILENT, BROKEN, NONSENSE, BREAKS_OFF = 1, 2, 3, 4, 5, 6
 TELLS_EARLY, CLOSES_AFTER, ANSWERS_TWICE, HAS_NO_LENGTH = 7, 8, 9, 10
 HAS_LARGE_HEAD, HAS_NO_STATUS, IS_LARGE, SWITCHES = 11, 12, 13, 14
-REFUSES_KEY, HAS_TRAILERS, IS_ENCODED = 15, 16, 17
+REFUSES_KEY, HAS_TRAILERS, IS_ENCODED, IN_EVENTS = 15, 16, 17, 18
 """What a model server does instead of answering as it should; from the second line on, to whole answers alone."""
+IN_EVENTS_ANSWER = (
+    b"HTTP/1.1 400 No\r\ncontent-type: text/event-stream\r\ncontent-length: 39\r\n\r\n"
+    b'data: {"error": {"message": "refused"}}\n\n'
+).replace(b"39", b"41")
 STATUS_OF = {
     "queue_full": 429,
     "no_server": 503,
@@ -91,10 +97,18 @@ STATUS_OF = {
 } | dict.fromkeys(("upstream_malformed", "upstream_too_large", "upstream_closed", "upstream_connect"), 502)
 MALFORMED = (NONSENSE, HAS_LARGE_HEAD, HAS_NO_STATUS, SWITCHES)
 FOOTPRINT = {b"x-wattshift-wh", b"x-wattshift-gco2"}
+SERVED = "weights-v7"
+"""What servers call their model."""
+LESS_PCT, MORE_PCT = 70.0, 90.0
+"""Accuracies of variants; what a request may ask for is the second."""
+JOINT = "joint"
+"""A registered endpoint that has the first model, too, perhaps for some tenants alone."""
 OTHER_MODEL = "small"
 """Is asked while no server of the first model answers."""
 INSIDE, OUTSIDE = "127.0.0.0/8", "10.0.0.1"
 """Where endpoints may be, and where one is that may not."""
+NAMES_AGE_S = 1.0
+"""For so long the addresses of a name are known."""
 BLOCK_CHARACTERS = 64
 """Prompts are told apart, and found to be alike, by so many."""
 HUNG_S = 0.5
@@ -163,6 +177,15 @@ class _Requests:
         answered_between: Those that it answered itself, as their server did not.
         charged: How often each was charged.
         began_s: When a server sent the first event or the end of its answer to a request, by number and server.
+        sent_s: When it sent each event, by number, server and place.
+        numbers: Of those that were at a server.
+        may_use: Which servers each request may reach, by its number.
+        encoded: Bodies whose encoding only their client knows.
+        usage_s: When each server that knows no such option was asked without it, by one that had asked with it.
+        at_work: The connections on which a server has a request, by its name.
+        capacity: Of each server.
+        wants_usage: Whether a client has asked for its usage itself.
+        refused_usage: Which servers have refused that option to which request.
         spoilt: Connections on which more was sent than was asked for.
         whole: Of which requests and servers the whole answer was sent.
         learned: How often each request was learned from.
@@ -180,6 +203,15 @@ class _Requests:
         self.carried, self.answered_between = dict[int, frozenset[str] | None](), set[int]()
         self.charged = Counter[int]()
         self.began_s: dict[tuple[int, str], float] = {}
+        self.sent_s: dict[tuple[int, str, int], float] = {}
+        self.may_use: dict[int, Callable[[str], bool]] = {}
+        self.encoded: dict[tuple[int, str], bytes] = {}
+        self.usage_s: dict[str, float] = {}
+        self.capacity: dict[str, int] = {}
+        self.wants_usage: dict[int, bool] = {}
+        self.refused_usage: set[tuple[int, str]] = set()
+        self.at_work: dict[str, set[Any]] = {}
+        self.numbers: dict[Ticket, int] = {}
         self.spoilt: set[Any] = set()
         self.arrived = self.served = 0
         self.worked_on: dict[int, int] = {}
@@ -230,6 +262,14 @@ class _ModelServer(asyncio.Protocol):
             return
         self._received = b""
         asked = orjson.loads(body) if length else {}
+        if "user" in asked:
+            number, requests = int(asked["user"]), self._requests
+            self._simulation.check("a server serves whom it may", requests.may_use[number](self._name), f"{number}")
+            here = requests.at_work[self._name] = {
+                each for each in requests.at_work.get(self._name, ()) if not (each._is_closed or each.peer._is_closed)
+            } | {self._transport}
+            most = self._requests.capacity[self._name]
+            self._simulation.check("a server works on no more than it may", len(here) <= most, f"{len(here)} of {most}")
         work = self._answer(asked) if "user" in asked else self._be_healthy()
         self._answering = self._simulation.loop.create_task(work)
 
@@ -240,11 +280,21 @@ class _ModelServer(asyncio.Protocol):
     async def _answer(self, asked: Mapping[str, Any]) -> None:
         draw = self._simulation.choices.below
         number = int(asked["user"])
-        outcome = draw(7 if asked.get("stream") else 18, often=0.5)
+        outcome = draw(8 if asked.get("stream") else 18, often=0.5)
+        outcome = IN_EVENTS if asked.get("stream") and outcome == 7 else outcome
         wants_usage = "stream_options" in asked
         if wants_usage and self._name in self._requests.refuse_usage:
+            is_own = self._requests.wants_usage[number]
+            is_known = self._requests.usage_s.get(self._name, math.inf) < time.monotonic() - ARRIVES_S
+            is_told = is_known and not is_own and not self._requests.has_changed
+            self._simulation.check("a server is not asked for what it has refused", not is_told, self._name)
+            self._requests.refused_usage.add((number, self._name))
             self._send(b"HTTP/1.1 400 Odd\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}")
             return
+        if outcome == IS_LARGE and number in self._requests.carried:  # of which its gateway takes more than the router
+            self._rest()
+        if (number, self._name) in self._requests.refused_usage and outcome != IN_EVENTS:  # else it was not that
+            self._requests.usage_s.setdefault(self._name, time.monotonic())
         self._requests.outcomes.setdefault(number, []).append(outcome)
         if outcome == BUSY:  # it works on none of it
             status = (503, 429)[draw(2)]
@@ -253,6 +303,10 @@ class _ModelServer(asyncio.Protocol):
         if outcome == REFUSES_KEY:
             self._requests.refused.setdefault(number, []).append(self._name)
             self._send(b"HTTP/1.1 401 No\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}")
+            return
+        if outcome == IN_EVENTS:
+            self._requests.usage_s.pop(self._name, None)  # it may have been that
+            self._send(IN_EVENTS_ANSWER)
             return
         self._requests.worked_on[number] = self._requests.worked_on.get(number, 0) + 1
         await asyncio.sleep(0.05 * draw(40))
@@ -281,7 +335,9 @@ class _ModelServer(asyncio.Protocol):
         output = output if isinstance(output, int) else None
         self._requests.tokens[number, self._name] = 3, output, output is not None
         padding = "x" * (2 * ANSWER_BYTES if outcome == IS_LARGE else 0)
-        body = orjson.dumps({"for": number, "by": self._name, "usage": usage, "padding": padding})
+        body = orjson.dumps({"model": SERVED, "for": number, "by": self._name, "usage": usage, "padding": padding})
+        if outcome == IS_ENCODED:
+            self._requests.encoded[number, self._name] = body
         early = b"HTTP/1.1 102 Processing\r\nx-progress: 1\r\n\r\n" if outcome == TELLS_EARLY else b""
         length = b"" if outcome == HAS_NO_LENGTH else b"content-length: %d\r\n" % len(body)
         ends = b"connection: close\r\n" if outcome in (CLOSES_AFTER, HAS_NO_LENGTH) else b""
@@ -300,11 +356,12 @@ class _ModelServer(asyncio.Protocol):
         if second:  # it has begun by then: what comes later nobody could tell from the answer to the next request
             self._requests.spoilt.add(self._transport.peer)
             begun = 1 + draw(len(second))
+            self._rest()
             self._transport._send(answer + second[:begun])
             await asyncio.sleep(0.05 * draw(8))
             answer = second[begun:]
         for at in range(0, len(answer), size):
-            self._send(answer[at : at + size])
+            self._send(answer[at : at + size], is_last=at + size >= len(answer))
             if size < len(answer):
                 await asyncio.sleep(0.05)
         self._has_ended = outcome in (CLOSES_AFTER, HAS_NO_LENGTH)
@@ -320,7 +377,9 @@ class _ModelServer(asyncio.Protocol):
 
     async def _stream(self, number: int, outcome: int, wants_usage: bool) -> None:
         draw = self._simulation.choices.below
-        self._send(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
+        self._send(
+            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n", is_last=False
+        )
         pieces = 1 + draw(3)
         self._requests.tokens[number, self._name] = (3 if wants_usage else None), pieces, wants_usage
         for at in range(pieces):
@@ -328,8 +387,11 @@ class _ModelServer(asyncio.Protocol):
             if outcome == BREAKS_OFF and at == pieces - 1:
                 self._transport.close()
                 return
+            self._requests.sent_s[number, self._name, at] = time.monotonic()
             self._requests.began_s.setdefault((number, self._name), time.monotonic())
-            self._chunk(b"data: " + orjson.dumps({"for": number, "by": self._name, "at": at}) + b"\n\n")
+            self._chunk(
+                b"data: " + orjson.dumps({"model": SERVED, "for": number, "by": self._name, "at": at}) + b"\n\n"
+            )
             if not at and self._transport.was_cut:  # whoever reads its end slowly cannot tell when it came
                 self._requests.began_s[number, self._name] = math.nan
         if wants_usage:
@@ -340,10 +402,16 @@ class _ModelServer(asyncio.Protocol):
         self._send((b"0\r\n\r\n", b"0\r\nretry-after: 9\r\n\r\n")[draw(2, often=0.2)])
 
     def _chunk(self, data: bytes) -> None:
-        self._send(b"%x\r\n%s\r\n" % (len(data), data))
+        self._send(b"%x\r\n%s\r\n" % (len(data), data), is_last=False)
 
-    def _send(self, data: bytes) -> None:
+    def _send(self, data: bytes, *, is_last: bool = True) -> None:
+        if is_last:
+            self._rest()
         self._transport.write(data)
+
+    def _rest(self) -> None:
+        """Have no request at work any more."""
+        self._requests.at_work.get(self._name, set()).discard(self._transport)
 
 
 def _malformed(outcome: int) -> bytes:
@@ -382,16 +450,20 @@ class _Client:
         self.is_flex = flex > 0 and draw(8) < flex
         body |= {"service_tier": "flex"} if self.is_flex else {}
         if draw(8, often=0.3) == 1:
-            body |= {"padding": "x" * BODY_BYTES}
+            body |= {"padding": "x" * (BODY_BYTES, BODY_BYTES - 600)[draw(2)]}
         self._body = orjson.dumps(body)
         self._announces = draw(2) == 1
+        self.least_pct = 0.0 if requests.is_crowd else MORE_PCT * draw(2, often=0.2)
         self._pieces = 1 + draw(3, often=0.3)
         self.asked_s = 0.0
         self.beside = 0
         """How many lived as it asked: some leave between its refusal and the end of its answer."""
         self._leaves_in_s = 0.1 * draw(40) if draw(3) == 1 else None
         self._simulation = simulation
-        self._sent = 0
+        self._requests = requests
+        self._sent = self._events = 0
+        requests.wants_usage[number] = self.wants_usage
+        self._slow_s = 0.0
         self.status = 0
         self.headers: dict[bytes, bytes] = {}
         self.content = b""
@@ -406,6 +478,7 @@ class _Client:
         headers = [(b"authorization", who.encode()), (b"content-type", b"application/json")]
         headers += [(BATCH, self._place), (BATCH_MODEL, MODEL.encode())] if self.is_line else []
         headers += [(b"content-length", b"%d" % len(self._body))] if self._announces else []
+        headers += [(ACCURACY, b"%g" % self.least_pct)] if self.least_pct else []
         path = "/v1/embeddings" if self._wants_vectors else "/v1/chat/completions"
         return {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": headers}
 
@@ -430,8 +503,10 @@ class _Client:
     async def send(self, message: Any) -> None:
         """Take in a part of the answer."""
         draw = self._simulation.choices.below
-        if slow := draw(4, often=0.1):
-            await asyncio.sleep((0.05, 0.05, 2.5)[slow - 1])  # a slow client
+        self.take(self.content + message.get("body", b""))
+        slow_s = (0.0, 0.05, 0.05, 2.5)[draw(4, often=0.1)]
+        self._slow_s += slow_s
+        await asyncio.sleep(slow_s)
         check = self._simulation.check
         has_asked = self._sent == self._pieces or not self.has_left
         check("who left before he had asked gets no answer", has_asked, str(self.number))
@@ -451,6 +526,17 @@ class _Client:
         self.content += message["body"]
         self.is_complete = not message.get("more_body", False)
 
+    def take(self, content: bytes) -> None:
+        """Have each event of a stream be here soon after its server has sent it, but for what this client takes."""
+        if not self.is_stream or self.status not in (0, 200):
+            return
+        found = [each.strip() for each in content.split(b"\n\n")[:-1] if b'"at":' in each]
+        for event in found[self._events :]:
+            told = orjson.loads(event[5:])
+            late_s = time.monotonic() - self._slow_s - self._requests.sent_s[self.number, told["by"], told["at"]]
+            self._simulation.check("a stream passes as it comes", late_s <= ARRIVES_S, f"{event!r}: {late_s:.2f} s")
+        self._events = len(found)
+
     @property
     def is_too_large(self) -> bool:
         """Whether the request has more bytes than it may."""
@@ -461,11 +547,15 @@ class _Client:
         if self.is_stranger:
             return None if self.status == 401 else f"{self.status} to who is not serving"
         if self.is_too_large:
+            if self._announces and self._sent:
+                return "it was read, though it said that it is too large"
             return None if self.status in (413, 429, 503) else f"{self.status} to {len(self._body)} bytes"
         if b"The router failed" in self.content or b"None" in self.content:
             return self.content.decode()
         if (self.is_flex or self.is_line) and b"x-wattshift-model" in self.headers:
             return "another model answers who gets only what is left"
+        if self.is_stream and self.status == 400 and b"refused" in self.content:
+            return None
         if self.status == 401 or (self.status == 400 and (self.wants_usage or (is_carried and self.is_stream))):
             return None
         if self.status != 200:
@@ -476,6 +566,11 @@ class _Client:
             if len(self.content) > 2 * ANSWER_BYTES:
                 return f"{len(self.content)} bytes"
             found = orjson.loads(self.content)
+            is_encoded = b"content-encoding" in self.headers
+            if is_encoded and self.content != self._requests.encoded[self.number, found["by"]]:
+                return f"{self.content!r}, and it was encoded"
+            if not is_encoded and found["model"] == SERVED:
+                return "the model has a name that nobody asked for"
             if (b"x-wattshift-model" in self.headers) != found["by"].startswith(OTHER_MODEL):
                 return f"an answer by {found['by']} says {self.headers}"
             if (found.get("service_tier") == "flex") is not (self.is_flex and b"content-encoding" not in self.headers):
@@ -484,6 +579,8 @@ class _Client:
         events = [each.strip() for each in self.content.split(b"\n\n") if each.startswith(b"data:")]
         told = [orjson.loads(each[5:]) for each in events if b"[DONE]" not in each]
         pieces = [each for each in told if "for" in each]
+        if any(each["model"] == SERVED for each in pieces):
+            return "the model has a name that nobody asked for"
         if any((each.get("service_tier") == "flex") is not self.is_flex for each in pieces):
             return f"another tier than was asked for, where flex was {self.is_flex}"
         stated = sum(each.get("usage") is not None for each in told)
@@ -635,17 +732,19 @@ class _Servers:
         self._known: dict[str, dict[str, Any]] = {}
         self._requests = requests
         names = [*("a", "b", "c")[: 1 + draw(3)], *(OTHER_MODEL, f"{OTHER_MODEL}2")[: draw(3)]]
+        names += [JOINT][: draw(2, often=0.4)]
         names = names[:1] if requests.is_crowd else names
         requests.has_fallback = self._has_fallback = draw(2) == 1
         for name in names:
             listening = SimulatedServer(simulation.loop, lambda name=name: _ModelServer(simulation, name, requests))
-            is_endpoint = name.startswith(OTHER_MODEL)
-            host = (OUTSIDE if draw(4) == 1 else "127.0.0.1") if is_endpoint else "127.0.0.1"
+            is_endpoint = len(name) > 1
+            host = ("127.0.0.1", f"{name}.example")[draw(2, often=0.5)]
+            host = OUTSIDE if is_endpoint and draw(4) == 1 else host
             self._known[name] = {
                 "id": name,
                 "pool": None if is_endpoint else "chat",
-                "models": [OTHER_MODEL] if is_endpoint else [],
-                "tenants": list(TENANTS),
+                "models": [MODEL if name == JOINT else OTHER_MODEL] if is_endpoint else [],
+                "tenants": [*TENANTS[: 1 + (not is_endpoint or draw(2, often=0.5) == 0)]],
                 "url": f"http://{host}:{listening.port}",
                 "tenant_id": "acme",
                 "location": ("here", "there")[draw(2, often=0.3)],
@@ -656,11 +755,18 @@ class _Servers:
                 "gco2_per_kwh": (100.0, 104.0, 108.0, 200.0, None)[draw(5)],
                 "ttft_ms": (None, 4_000.0)[draw(2, often=0.2)],
                 "weight": (1.0, 2.0, 0.5)[draw(3, often=0.3)],
+                "accuracy_pct": None if is_endpoint else (None, LESS_PCT, MORE_PCT)[draw(3, often=0.5)],
                 **({}, PROFILE, PROFILE | {"full_power_w": 700.0})[draw(3)],
                 "upstream_secret_set_at": (None, datetime.fromtimestamp(EPOCH_S, UTC))[draw(2)],
             }
+            requests.capacity[name] = self._known[name]["capacity"]
             if is_endpoint or self._known[name]["upstream_secret_set_at"] is not None:
                 requests.with_key.add(name)
+
+    def may_serve(self, tenant: str, least_pct: float, name: str) -> bool:
+        """Whether a server is for a tenant, and as accurate as a request asks for."""
+        each = self._known[name]
+        return tenant in each["tenants"] and (each["accuracy_pct"] or math.inf) >= least_pct
 
     def change(self, which: int) -> None:
         """Take a server out, or put it back."""
@@ -755,6 +861,10 @@ def _within(simulation: Simulation, requests: _Requests, take: Any) -> Any:
         try:
             take(self, received, tokens)
             is_let_in = True
+        except DoorError as error:
+            is_used_up = requests.settled[tenant] >= most
+            simulation.check("who is refused is told a reason that is true", (error.code == NO_QUOTA) is is_used_up)
+            raise
         finally:
             simulation.check("a budget of a key is kept", is_let_in is may, f"{tenant}: {requests.settled} of {most}")
         requests.expected[tenant] += tokens
@@ -779,6 +889,8 @@ async def _play(simulation: Simulation, requests: _Requests, handle: Handle = _a
     router = _router(simulation, requests)
     router._adopt(servers.table())
     clients = [_Client(simulation, number, requests) for number in range(2 + draw(7))]
+    for client in clients:
+        requests.may_use[client.number] = functools.partial(servers.may_serve, client.tenant, client.least_pct)
     simulation.holds("no server has more than it may", lambda: _too_many(router))
     simulation.holds("every place has a living owner", lambda: _without_owner(router, requests))
     simulation.rests("nobody waits beside who only gets what is left", lambda: _goes_before(router))
@@ -798,6 +910,7 @@ async def _play(simulation: Simulation, requests: _Requests, handle: Handle = _a
         choose=_chosen(simulation, Lane.choose),
         _begin=_begun(requests, Lane._begin),
         leave=_left(requests, Lane.leave),
+        _withdraw=_withdrawn(simulation, Lane._withdraw),
         _preempt=_preempting(simulation, Lane._preempt),
     )
     if requests.lines:
@@ -806,7 +919,7 @@ async def _play(simulation: Simulation, requests: _Requests, handle: Handle = _a
         Dispatcher,
         serve=_served(requests, Dispatcher.serve),
         _in_lane=_brought(requests, Dispatcher._in_lane),
-        _ask=_left_to_others(simulation, Dispatcher._ask),
+        _ask=_left_to_others(simulation, requests, Dispatcher._ask),
         _note_failure=_noted(simulation, requests, Dispatcher._note_failure),
     )
     simulation.instead(
@@ -815,17 +928,23 @@ async def _play(simulation: Simulation, requests: _Requests, handle: Handle = _a
         learn=_learned(simulation, requests, Outcomes.learn),
         came_at_once=_came(simulation, requests, Outcomes.came_at_once),
     )
-    simulation.instead(Breaker, failed=ejected(simulation, Breaker.failed))
+    simulation.instead(
+        Breaker, failed=ejected(simulation, Breaker.failed), abandoned=_abandoned(simulation, Breaker.abandoned)
+    )
     simulation.instead(ServerCosts, has_read=_read(simulation, requests, ServerCosts.has_read))
     simulation.instead(
         Connection,
+        check=_in_time(simulation, Connection.check),
+        _fail=_first(simulation, Connection._fail),
         release=_given_back(simulation, requests, Connection.release),
     )
     simulation.instead(
         Origin,
         connection=_used_again(simulation, requests, Origin.connection),
+        _resolve=_resolved(simulation, Origin._resolve),
     )
-    simulation.instead(upstream, HIGH_WATER=WAITING_BYTES[draw(2)], MOST_HEAD_BYTES=HEAD_BYTES)
+    simulation.loop.addresses = (OUTSIDE, "127.0.0.1", "127.0.0.2")
+    simulation.instead(upstream, NAMES_AGE_S=NAMES_AGE_S, HIGH_WATER=WAITING_BYTES[draw(2)], MOST_HEAD_BYTES=HEAD_BYTES)
     simulation.instead(expectations, BLOCK_CHARACTERS=BLOCK_CHARACTERS)
     asked = [
         simulation.start(_ask(simulation, router, requests, client, handle), may_be_cancelled=True)
@@ -876,7 +995,7 @@ async def _play(simulation: Simulation, requests: _Requests, handle: Handle = _a
         await asyncio.sleep(KEPT_S / 2)
         await router._check()
     await asyncio.sleep(1.0)
-    left = kept(router, but=KEPT)
+    left = kept(router, but=KEPT - (set() if requests.limits.month_tokens else {"KeyRules._months"}))
     check("nothing is kept of who has gone", not left, str(left))
     idle = [server.id for server in fleet.every_server() if server.origin.idle]
     check("what nobody has used for long is closed", not idle, str(idle))
@@ -951,6 +1070,7 @@ def _untrue(simulation: Simulation, router: Router, requests: _Requests, client:
         or requests.has_fallback
         or any(each.breaker.opened_s is not None for each in servers)
         or waited_s > 0
+        or not any(requests.may_use[client.number](each.id) for each in servers if each.id[:5] != OTHER_MODEL)
         or requests.carried.get(client.number) is not None,
         "upstream_timeout": SILENT in outcomes or waited_s > HUNG_S,
         "upstream_busy": BUSY in outcomes or client.number in requests.answered_between,
@@ -965,6 +1085,8 @@ def _untrue(simulation: Simulation, router: Router, requests: _Requests, client:
         return f"{client.number}: {code}, and not when to come again"
     if client.status == 401 and not client.is_stranger:
         is_true = not requests.with_key.issuperset(requests.refused.get(client.number, requests.with_key))
+    if code == "no_server" and not requests.has_fallback:  # of the pool it is not known
+        is_true &= b"starting" not in client.content
     if client.status == 500:
         is_true = BROKEN in outcomes
     if code == "upstream_error":
@@ -1004,11 +1126,15 @@ def _begun(requests: _Requests, begin: Any) -> Any:
 
 
 def _read(simulation: Simulation, requests: _Requests, has_read: Any) -> Any:
-    """Have a failure say nothing of how fast a server reads prompts."""
+    """Have a server count as having read a prompt only once its answer has begun, and not by a failure."""
 
     def judge(self: ServerCosts, given: Given, now_s: float) -> None:
-        found = [each.connection.status for each in requests.holders if each.place is given and each.connection]
-        simulation.check("only an answer says how fast a server reads", found in ([], [200]), str(found))
+        for each in requests.holders:
+            if each.place is given and each.connection and each.server is not None:
+                status, began_s = each.connection.status, requests.began_s.get((requests.numbers[each], each.server.id))
+                is_so = status == 200 and began_s is not None and not now_s < began_s - 1e-6  # it may not be known
+                what = f"{status}, begun at {began_s}, said to be by {now_s}"
+                simulation.check("only an answer says how fast a server reads", is_so, what)
         has_read(self, given, now_s)
 
     return judge
@@ -1029,7 +1155,7 @@ def _goes_before(router: Router) -> str | None:
         for request in lane.queue:
             for server in lane.servers:
                 keeps = [each.request.id for each in server.spare if each.may_repeat and not each.is_preempted]
-                may_be_asked = server.breaker.opened_s is None and server.id not in request.excluded
+                may_be_asked = server.breaker.opened_s is None and _may_use(lane._tickets[request.id], server)
                 if may_be_asked and len(keeps) == server.held > 0:
                     return f"{request.id} waits, and {keeps} hold {server.id}"
     return None
@@ -1045,15 +1171,18 @@ def _without_owner(router: Router, requests: _Requests) -> str | None:
 
 
 def _may_use(ticket: Ticket, server: Server) -> bool:
-    """Whether a request may go to a server, as far as failures and its gateway are concerned."""
+    """Whether a request may go to a server: for its tenant, accurate, reached by its gateway, which did not fail it."""
     reaches = ticket.among is None or server.origin.authority in ticket.among
-    return reaches and server.id not in ticket.request.excluded
+    is_accurate = server.spec.accuracy_pct is None or server.spec.accuracy_pct >= ticket.least_accuracy_pct
+    is_for = ticket.request.tenant in server.spec.tenants and is_accurate
+    return is_for and reaches and server.id not in ticket.request.excluded
 
 
-def _left_to_others(simulation: Simulation, ask: Any) -> Any:
+def _left_to_others(simulation: Simulation, requests: _Requests, ask: Any) -> Any:
     """Have a server that a request leaves be given to who waits for it, on trial, too."""
 
     async def judge(self: Dispatcher, turn: Turn, ticket: Ticket, server: Server) -> None:
+        requests.numbers[ticket] = int(turn.received.asked.fields["user"])
         try:
             return await ask(self, turn, ticket, server)
         finally:
@@ -1074,6 +1203,28 @@ def ejected(simulation: Simulation, failed: Any) -> Any:
         is_right = is_new if is_trial else is_same or (is_new and before[0] is None)
         simulation.check("an ejected server's trial alone says how it is", is_right, f"{before}, then {self}")
         return found
+
+    return judge
+
+
+def _abandoned(simulation: Simulation, abandon: Any) -> Any:
+    def judge(self: Breaker, request: object) -> None:
+        trial = self.trial
+        abandon(self, request)
+        is_right = self.trial is (None if trial is request else trial)
+        simulation.check("an ejected server's trial alone says how it is", is_right, f"{trial}, then {self.trial}")
+
+    return judge
+
+
+def _withdrawn(simulation: Simulation, withdraw: Any) -> Any:
+    """Have a server that was given to who leaves be given to who waits for it."""
+
+    def judge(self: Lane, ticket: Ticket) -> None:
+        server = ticket.server
+        withdraw(self, ticket)
+        idle = _stands_idle(self, only=server) if server is not None else None
+        simulation.check("who leaves a server leaves it to who waits", idle is None, str(idle))
 
     return judge
 
@@ -1343,10 +1494,10 @@ def _preempting(simulation: Simulation, preempt: Any) -> Any:
             and not each.is_preempted
             and each.server is not None
             and head is not None
-            and each.server.id not in head.excluded
+            and _may_use(self._tickets[head.id], each.server)
         ]
-        excluded = head.excluded if head is not None else frozenset[str]()
-        leaving = _leaving(self, excluded)
+        waiting = self._tickets[head.id] if head is not None else None
+        leaving = _leaving(self, waiting)
         found = None
         if leaving < len(self.queue) and head is not None and rules.order is not Order.FCFS and not head.is_late:
             found = preempted_by(head, may_leave, rules.order, self.times, margin_s=PREEMPTION_MARGIN_S)
@@ -1355,7 +1506,7 @@ def _preempting(simulation: Simulation, preempt: Any) -> Any:
         may_preempt = rules.most_preemptions > 0 and rules.order is not Order.FCFS
         simulation.check("nobody loses his place where nobody may", may_preempt or not done, str(self.preempted))
         simulation.check("who is more urgent takes a place", found is None or done == 1, str(found and found.id))
-        rest = [each.request.id for each in _spare(self, excluded) if each.may_repeat and not each.is_preempted]
+        rest = [each.request.id for each in _spare(self, waiting) if each.may_repeat and not each.is_preempted]
         is_needed = not done or (found is None or (leaving < len(self.queue) and not rest))
         simulation.check("nobody loses his place in vain", is_needed, f"{leaving} leave, {rest} have what is left")
         is_last = found is None or self.unanswered[found.id].is_preempted
@@ -1383,19 +1534,20 @@ def _waiting(simulation: Simulation, router: Router, servers: _Servers, take_bac
     return watch
 
 
-def _spare(lane: Lane, excluded: Set[str]) -> list[Ticket]:
-    """Return those who only have what others left, where a request may go."""
+def _spare(lane: Lane, waiting: Ticket | None) -> list[Ticket]:
+    """Return those who only have what others left, where a request may go; None: any."""
     groups = [
-        [each for each in group if each.breaker.opened_s is None and each.id not in excluded]
+        [each for each in group if each.breaker.opened_s is None and (waiting is None or _may_use(waiting, each))]
         for group in (lane.servers, lane.others)
     ]
     return [ticket for server in groups[0] or groups[1] for ticket in server.spare]
 
 
-def _leaving(lane: Lane, excluded: Set[str]) -> int:
+def _leaving(lane: Lane, waiting: Ticket | None) -> int:
     """Return how many give up a place that a request may have."""
     holds = [*lane.unanswered.values(), *(each for server in lane.servers for each in server.spare)]
-    return sum(each.is_preempted and each.server is not None and each.server.id not in excluded for each in holds)
+    servers = [each.server for each in holds if each.is_preempted and each.server is not None]
+    return sum(waiting is None or _may_use(waiting, each) for each in servers)
 
 
 def _counted(simulation: Simulation, requests: _Requests, clients: Sequence[_Client], end: Any) -> Any:
@@ -1481,6 +1633,47 @@ def _used_again(simulation: Simulation, requests: _Requests, connect: Any) -> An
     return judge
 
 
+def _in_time(simulation: Simulation, check: Any) -> Any:
+    """Have nobody's time be over before it is."""
+
+    def judge(self: Connection, limits: Limits, now_s: float) -> None:
+        before, took_s = self.error, now_s - self.began_at_s
+        check(self, limits, now_s)
+        least_s = {"slow_client": self._longest_s or limits.total_s, "timeout": limits.silence_s, "hung": HUNG_S}
+        if self.error is not None and before is None:
+            least = least_s.get(self.error.reason, 0.0)
+            simulation.check("whose time is over has had it", took_s > least - 1e-6, f"{self.error}: {took_s:.2f} s")
+
+    return judge
+
+
+def _first(simulation: Simulation, fail: Any) -> Any:
+    """Have a request fail for the first reason."""
+
+    def judge(self: Connection, error: UpstreamError) -> None:
+        before = self.error
+        fail(self, error)
+        simulation.check("a request fails for the first reason", self.error is (before or error), str(error))
+
+    return judge
+
+
+def _resolved(simulation: Simulation, resolve: Any) -> Any:
+    """Have a name asked for again when what is known of it is old, and only then; connections go where they may."""
+    known_s = dict[Origin, float]()
+
+    async def judge(self: Origin, loop: Any) -> Any:
+        since_s = time.monotonic() - known_s.get(self, -math.inf)
+        simulation.check("a name is asked for when it is not known", since_s > NAMES_AGE_S - 1e-6, f"{since_s:.2f} s")
+        found = await resolve(self, loop)
+        known_s[self] = time.monotonic()
+        elsewhere = [each for each in found if self.networks and each[0] == OUTSIDE]
+        simulation.check("nobody is connected to where endpoints may not be", not elsewhere, self.url)
+        return found
+
+    return judge
+
+
 def _served(requests: _Requests, serve: Any) -> Any:
     async def count(*arguments: Any) -> Any:
         requests.served += 1
@@ -1525,6 +1718,8 @@ def _noted(simulation: Simulation, requests: _Requests, note: Any) -> Any:
         is_own = error.reason not in ("preempted", "no_key", "rate_limited", "slow_client")
         counts = server.breaker.failures == before + is_own
         simulation.check("what a server has failed in counts", counts, f"{server.id}: {error.reason}")
+        is_so = error.reason != "hung" or (ticket.may_repeat and ticket.connection is not None)
+        simulation.check("only who may be sent elsewhere is not waited for", is_so, ticket.request.id)
         is_ejected = error.reason != "connect" or server.breaker.opened_s is not None
         simulation.check("who cannot be reached is ejected", is_ejected, server.id)
         is_outside = server.spec.url.startswith(f"http://{OUTSIDE}:")
@@ -1567,7 +1762,7 @@ def _read_no_further(router: Router) -> str | None:
 
 def _sent_without_a_place(router: Router) -> str | None:
     for lane in router.lanes.all():
-        for ticket in (*lane.unanswered.values(), *_spare(lane, frozenset())):
+        for ticket in (*lane.unanswered.values(), *_spare(lane, None)):
             connection = ticket.connection
             if ticket.is_preempted and connection is not None and ticket.server is not None:
                 is_sent = connection in ticket.server.origin.busy and not connection.complete

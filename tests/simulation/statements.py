@@ -187,7 +187,7 @@ def look_for(mutant: Mutant, source: str, cpu_s: float) -> Outcome:
     except RuntimeError:
         return Outcome("it does not run", 0, 0, 0.0)
     breach = (outcome.breach or "").partition(": ")[0]
-    if breach and apart(lambda: with_a_server(lambda: is_breached_by(play, outcome.made, breach))):
+    if breach and apart(lambda: with_a_server(lambda: is_breached_by(play, outcome, breach))):
         print(f"WITHOUT THE FAULT, TOO: {mutant.path}:{pack(outcome.made)} {breach}", file=sys.stderr, flush=True)
         return replace(outcome, breach=None)
     return outcome
@@ -206,7 +206,8 @@ def _search(play: Play, cpu_s: float) -> Outcome:
         took_s = time.process_time() - began_s
         if breach is not None or took_s > cpu_s:
             found = breach and str(breach)[:160]
-            return Outcome(found, seed + 1, steps, took_s, simulation.choices.made if found else ())
+            choices = simulation.choices
+            return Outcome(found, seed + 1, steps, took_s, choices.made, choices.sizes)
     raise AssertionError("there are always more seeds")
 
 

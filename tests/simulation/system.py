@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -188,7 +189,8 @@ class _Shims(node._Shims):
             return None
         gangs = {(each.start.job_id, each.start.allocation_id) for each in running}
         held = [(_node_of(each.folder), device) for each in running for device in each.start.devices]
-        return node._twice(iter([job for job, _ in sorted(gangs)] + held))
+        found = Counter[Any]([job for job, _ in gangs] + held)
+        return next((str(each) for each, times in found.items() if times > 1), None)
 
 
 class _Published(Store):
