@@ -275,7 +275,7 @@ class UnservedDemand(Message):
         "GPUs together could not serve it; "
         "`gpus_shared`: the GPUs do not suffice for it and the other classes. For pools that run also `gpus_held`: "
         "other pools, or jobs that may not be preempted, hold GPUs that it could use; `no_gpus`: no node in the pool's "
-        "places has GPUs of a model that it may use."
+        "places has GPUs of a model that it may use, or they are cut or kept for fleets."
     )
 
 

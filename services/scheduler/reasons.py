@@ -12,7 +12,7 @@ SENTENCES: dict[Reason, str] = {
     Reason.SCALE_OUT: "It restarts on more GPUs, because it uses their energy well.",
     Reason.SCALE_IN: "It restarts on fewer GPUs.",
     Reason.SERVICE_INSTANCE: "Service instances come before training jobs, and get the GPUs they need.",
-    Reason.NOT_ENOUGH_FREE_GPUS: "Jobs ahead of it, or service instances, hold or take every GPU it could use.",
+    Reason.NOT_ENOUGH_FREE_GPUS: "Jobs ahead of it, service instances or fleets have every GPU it could use.",
     Reason.WAITING_FOR_RELEASE: "Its GPUs are being released by jobs that are stopping.",
     Reason.WAITING_FOR_ROUND: "It is placed at the next active round.",
     Reason.NO_ELIGIBLE_NODE: "No grid zone of the cluster has as many GPUs of one kind as it asks for.",

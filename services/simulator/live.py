@@ -71,7 +71,7 @@ def live_run(state: LiveState) -> LiveRun:
     if not state.jobs:
         raise DomainError("no job waits or runs here now")
     if not state.nodes:
-        raise DomainError("no node is up now")
+        raise DomainError("no node is up now that has a GPU for jobs")
     names = [f"{kind.gpu_model}#{at}" for at, kind in enumerate(state.kinds)]
     boards = [
         replace(likeliest_gpu_model(kind.gpu_model) or gpu_model(ANY_BOARD), name=name, idle_w=kind.idle_w)

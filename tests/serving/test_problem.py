@@ -184,7 +184,7 @@ def test_without_intensities_a_plan_of_least_energy_is_made() -> None:
         (
             {"A100-SXM4-40GB": 8},
             "no_gpus",
-            "No node in the pool's places has a GPU of model A100; the models there are: A100-SXM4-40GB.",
+            "No node in the pool's places has a whole GPU of model A100 outside fleets, but: A100-SXM4-40GB.",
         ),
     ],
 )

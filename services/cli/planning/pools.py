@@ -23,7 +23,7 @@ WHY = {
     "gpus": "all GPUs together could not serve it",
     "gpus_shared": "there are not enough GPUs for it and the other classes",
     "gpus_held": "other pools, or jobs that may not be preempted, hold GPUs that it needs",
-    "no_gpus": "no node has GPUs of a model that it may use",
+    "no_gpus": "no node has GPUs of a model that it may use, or only for fleets",
 }
 
 

@@ -24,7 +24,7 @@ class Reason(StrEnum):
     """A service instance starts, or a training gang is stopped for one: instances come first under any policy."""
     # waits
     NOT_ENOUGH_FREE_GPUS = "not_enough_free_gpus"
-    """Jobs ahead of it, or service instances, hold or take every GPU it could use."""
+    """Jobs ahead of it, service instances or fleets have every GPU it could use."""
     WAITING_FOR_RELEASE = "waiting_for_release"  #: Its GPUs are being released by jobs that are stopping
     WAITING_FOR_ROUND = "waiting_for_round"  #: It is placed at the next active round
     NO_ELIGIBLE_NODE = "no_eligible_node"

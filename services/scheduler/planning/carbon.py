@@ -16,9 +16,7 @@ from services.kit.problems import ProblemError
 
 log = Log(__name__)
 
-_SAID_AT = (
-    2  #: The failure in a row that is logged: the first is usual at a start, further ones say no more
-)
+_SAID_AT = 2  #: The failure in a row that is logged: the first is usual at a start, further ones say no more
 
 
 class CarbonWatch:

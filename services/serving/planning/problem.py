@@ -163,7 +163,7 @@ def result_of(request: pools.PoolsRequest, result: pools.PoolsResult, forecasts:
         if unknown:
             there = ", ".join(sorted(+installed)) or "none"
             names = " or ".join(unknown)
-            said = f"No node in the pool's places has a GPU of model {names}; the models there are: {there}."
+            said = f"No node in the pool's places has a whole GPU of model {names} outside fleets, but: {there}."
             changes["note"] = f"{result.note} {said}".lstrip()
     return result.model_copy(update=changes)
 
