@@ -15,7 +15,7 @@ from services.kit.crowd import Crowd, Guest
 from services.router.apps import remote
 from services.router.apps.coordination import Coordinator
 from services.router.apps.queue import AppQueue, Assigner, NotAssignedError, Outcome, Seat, Ticket
-from services.router.apps.remote import AssignerLink
+from services.router.apps.remote import AskingPeer, AssignerLink
 from services.router.breaker import Breaker
 from services.router.fleet import Fleet
 from tests.simulation.kept import kept
@@ -194,6 +194,7 @@ async def play(simulation: Simulation) -> None:
     simulation.instead(AppQueue, _give=give, take=take, _free_for=_spared(simulation, AppQueue._free_for))
     simulation.instead(Breaker, failed=ejected(simulation, Breaker.failed))
     simulation.instead(AssignerLink, message=_told(simulation, AssignerLink.message))
+    simulation.instead(AskingPeer, send=_welcoming(simulation, AskingPeer.send))
     requests = [
         simulation.start(_ask(simulation, processes[draw(len(processes))], n), may_be_cancelled=True)
         for n in range(2 + draw(8))
@@ -366,6 +367,16 @@ def _told(simulation: Simulation, message: Any) -> Any:
         message(self, parts)
 
     return judge
+
+
+def _welcoming(simulation: Simulation, send: Any) -> Any:
+    """Have a process welcome another one more than once, as one of another release may."""
+
+    def say(self: AskingPeer, *parts: Any) -> None:
+        for _ in range(1 + (parts == ("welcome",) and simulation.choices.below(2, often=0.2))):
+            send(self, *parts)
+
+    return say
 
 
 def _spared(simulation: Simulation, free_for: Any) -> Any:

@@ -86,6 +86,8 @@ COPY_S = 1.0
 FETCH_S = 5.0
 ANSWERS_S = 1.0
 """An answer to a node may take so long on its way."""
+LACKS_AT_END = 0.3
+"""How often no thread can be started while an agent ends, where that happens at all."""
 HELD_UP_S = 4.0
 """What fails holds an agent up for so long."""
 STARTS_S = 3.0
@@ -1703,11 +1705,14 @@ async def _of(process: Process, work: Coroutine[Any, Any, T]) -> T | None:
 
 async def _stop(process: Process, agent: _Agent | _Measuring) -> bool:
     """End the agent; return whether it could do all that it does at its end."""
-    has_ended = True
+    loop, has_ended = agent._simulation.loop, True
+    lacked, loop.lacks_threads = loop.lacks_threads, LACKS_AT_END if loop.lacks_threads else 0.0
     try:
         await _of(process, agent.stop())
     except RuntimeError:  # no thread could be started
         has_ended = False
+    finally:
+        loop.lacks_threads = lacked
     at_work = [name for name, each in agent._tasks.items() if not each.done()]
     agent._simulation.check("who has ended does no more", not process.is_alive or not at_work, str(at_work))
     return has_ended and process.is_alive

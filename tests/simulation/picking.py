@@ -278,6 +278,7 @@ async def play(simulation: Simulation) -> None:
         headers = {name.decode(): value.decode() for name, value in client.scope["headers"]}
         if draw(4) == 1:  # it counts as the gateway
             del headers["authorization"]
+            client.tenant = "acme"
         gateway = _Carrying(simulation, requests, client.number, Picker(real.door.handle, key_file))
         gateway.stream.client = client
         asking = gateway.ask(client._body, headers, path=client.scope["path"], subset=subset, has_trailers=draw(4) == 1)

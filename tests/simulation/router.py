@@ -763,10 +763,10 @@ class _Servers:
             if is_endpoint or self._known[name]["upstream_secret_set_at"] is not None:
                 requests.with_key.add(name)
 
-    def may_serve(self, tenant: str, least_pct: float, name: str) -> bool:
-        """Whether a server is for a tenant, and as accurate as a request asks for."""
+    def may_serve(self, client: _Client, name: str) -> bool:
+        """Whether a server is for a client's tenant, and as accurate as its request asks for."""
         each = self._known[name]
-        return tenant in each["tenants"] and (each["accuracy_pct"] or math.inf) >= least_pct
+        return client.tenant in each["tenants"] and (each["accuracy_pct"] or math.inf) >= client.least_pct
 
     def change(self, which: int) -> None:
         """Take a server out, or put it back."""
@@ -890,7 +890,7 @@ async def _play(simulation: Simulation, requests: _Requests, handle: Handle = _a
     router._adopt(servers.table())
     clients = [_Client(simulation, number, requests) for number in range(2 + draw(7))]
     for client in clients:
-        requests.may_use[client.number] = functools.partial(servers.may_serve, client.tenant, client.least_pct)
+        requests.may_use[client.number] = functools.partial(servers.may_serve, client)
     simulation.holds("no server has more than it may", lambda: _too_many(router))
     simulation.holds("every place has a living owner", lambda: _without_owner(router, requests))
     simulation.rests("nobody waits beside who only gets what is left", lambda: _goes_before(router))
