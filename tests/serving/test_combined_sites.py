@@ -492,11 +492,12 @@ class Site:
 
 
 @pytest.mark.parametrize(
-    "seeds", [(3,), pytest.param(range(200), marks=[pytest.mark.slow, pytest.mark.timeout(7_200)])],
+    ("seeds", "changes"),
+    [((3,), 1), pytest.param(range(200), 3, marks=[pytest.mark.slow, pytest.mark.timeout(7_200)])],
     ids=["few", "many"],
-)  # fmt: skip
+)
 async def test_pools_and_fleets_that_share_nodes_come_to_rest(
-    seeds: range, postgres_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch
+    seeds: range, changes: int, postgres_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = fresh_database(postgres_url)
     for seed in seeds:
@@ -504,10 +505,12 @@ async def test_pools_and_fleets_that_share_nodes_come_to_rest(
             site = Site(world, seed)
             try:
                 await site.begin()
-                for _ in range(4):
+                for _ in range(changes):
                     await site.rest()
                     await site.check_rest()
                     await site.change()
+                await site.rest()
+                await site.check_rest()
             except BaseException as error:
                 error.add_note(f"site {seed}, {site.gpus}, {site.done}, {await world.plans()}")
                 raise
