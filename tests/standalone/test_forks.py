@@ -191,6 +191,7 @@ def test_what_services_import_when_they_run_is_imported_before_they_are_forked()
     served = "import uvicorn, sys; config = uvicorn.Config(None); config.load(); config.get_loop_factory(); "
     later = "print(*(name for name in sys.modules if name.startswith(('uvicorn.l', 'uvloop'))))"
     needed = subprocess.run([*PYTHON, "-c", served + later], capture_output=True, text=True, check=True).stdout.split()
-    imports = f"import importlib, sys; [importlib.import_module(name) for name in {module.imported_by([AGENT], [])!r}]; "
+    names = module.imported_by([AGENT], [])
+    imports = f"import importlib, sys; [importlib.import_module(name) for name in {names!r}]; "
     shared = subprocess.run([*PYTHON, "-c", imports + later], capture_output=True, text=True, check=True).stdout.split()
     assert not set(needed) - set(shared) - {"uvicorn.loops.auto"}
