@@ -14,13 +14,22 @@ async def end_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
     hundred shutdowns right after a first command), and waiting for the task would then never end. It calls
     ``asyncio.wait_for``, which in Python 3.11 loses a cancellation that comes with its result; our own code does not
     (ruff's TID251 in ``pyproject.toml``).
+
+    A caller that is cancelled meanwhile first waits for their end: whoever ends it by this function, too, cancels it
+    again for as long as they take, and what stands behind its ``finally`` would be left out.
     """
     pending = list(tasks)  # cancelled in this order, so that a simulation repeats
+    is_cancelled = False
     while pending:
         for task in pending:
             task.cancel()
-        await asyncio.wait(pending, timeout=0.2)
+        try:
+            await asyncio.wait(pending, timeout=0.2)
+        except asyncio.CancelledError:
+            is_cancelled = True
         pending = [task for task in pending if not task.done()]
+    if is_cancelled:
+        raise asyncio.CancelledError
 
 
 async def to_the_end(work: Awaitable[T]) -> T:

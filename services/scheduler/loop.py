@@ -27,7 +27,7 @@ from services.db.database import Database, dumps
 from services.db.leadership import Leadership
 from services.kit.disk import DiskWatch
 from services.kit.logging import Log
-from services.kit.tasks import end_tasks, to_the_end
+from services.kit.tasks import end_tasks
 from services.scheduler.counters import ACTIONS, PHASES, ROUNDS, WAITS
 from services.scheduler.engines.ingest import EngineIngest
 from services.scheduler.failures import PLAIN, contained, in_parts, note_failure, passes_over
@@ -237,7 +237,7 @@ class Scheduler:
                 await self._guarded(self._sleep_until_woken)
         finally:
             try:
-                await to_the_end(end_tasks(helpers))  # whoever ends this cancels it again while they take their time
+                await end_tasks(helpers)
             finally:
                 self._leadership.release()
 

@@ -28,6 +28,32 @@ async def test_tasks_end_however_often_they_must_be_asked() -> None:
     assert all(task.cancelled() for task in tasks)
 
 
+@pytest.mark.parametrize("depth", [1, 3])
+async def test_who_is_ended_while_it_ends_others_ends_them_and_what_it_holds(depth: int) -> None:
+    given_back, made = list[bool](), list[asyncio.Task[None]]()
+
+    async def holds(level: int) -> None:
+        below = asyncio.create_task(_stubborn(3) if level == 1 else holds(level - 1))
+        made.append(below)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            try:
+                await end_tasks([below])
+            finally:
+                given_back.append(below.done())
+
+    task = asyncio.create_task(holds(depth))
+    async with asyncio.timeout(30):
+        for _ in range(2 * depth):
+            await asyncio.sleep(0)
+        await end_tasks([task])
+        had_ended = [each.done() for each in made]
+        await end_tasks(made)
+    assert given_back == had_ended == [True] * depth
+    assert task.cancelled()
+
+
 async def test_a_task_that_failed_has_ended() -> None:
     async def fail() -> None:
         raise ValueError
