@@ -821,7 +821,10 @@ class _Cluster:
             self._leave[name] = each.leave
 
     def check_end(self) -> None:
-        """Check that each pod is an instance's, where a pool has the workload, and else that all are as before."""
+        """Check that each pod is an instance's, where a pool has the workload, and else that all are as before.
+
+        One that a pool had is as it is until a plan without it has its instances gone.
+        """
         owner, check = self._world.owners.get(PODS), self._world.simulation.check
         rows = [each for each in self._world.live() if each.terms.place.cluster == self.name]
         for name, pods in self.pods.items():
@@ -831,7 +834,7 @@ class _Cluster:
             is_ours = any(str(each.workload) == name for each in modes)
             if not is_ours and not mine:
                 check("a workload of nobody is as it was", len(pods) == self.made[name], f"{self.name} {name}: {pods}")
-            elif mine or (plan is not None and owner is not None and plan.revision == owner.revision):
+            elif is_ours and (mine or (plan is not None and owner is not None and plan.revision == owner.revision)):
                 check("every pod has an owner", sorted(map(str, mine)) == sorted(pods), f"{name}: {mine}, {list(pods)}")
 
 
