@@ -291,6 +291,10 @@ class LimitsState(Message):
         "Requests that it has let through since then, by tenant; and by `KEY requests` and `KEY tokens`."
     )
     open: dict[str, int] = said("Requests that it has not answered yet, by tenant.")
+    months: dict[str, tuple[int, int]] = said(
+        "Tokens used since then of budgets for a month, by `KEY MONTH`, and those expected of requests in service.",
+        default_factory=dict,
+    )
 
 
 class ServerLatency(Message):

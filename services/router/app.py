@@ -138,7 +138,7 @@ class Router:
             self.limits,
         )
         known = ROUTER_LIMITS_HASH, gate.limiter, gate.at_once, self.name, self.coordinator.started_at_s
-        self.shared_limits = SharedLimits(redis, *known)
+        self.shared_limits = SharedLimits(redis, *known, months=gate.months)
         self.overview = Overview(
             self.name, self.peers, self.fleet, self.lanes, self.assigner, self.coordinator, self.gate
         )

@@ -15,7 +15,7 @@ from services.kit.crowd import show_known
 from services.kit.edge.bodies import BodyReader
 from services.kit.edge.exchange import ClientGoneError, Exchange, Header, while_connected
 from services.kit.edge.keys import KeyCache
-from services.kit.edge.limits import ConcurrencyLimiter, RateLimiter
+from services.kit.edge.limits import ConcurrencyLimiter, MonthCounts, RateLimiter
 from services.kit.identity import not_of_a_project
 from services.kit.logging import Log
 from services.kit.problems import ProblemError
@@ -26,17 +26,15 @@ from services.router.turn import CARRIER, Received
 
 log = Log(__name__)
 
-MOST_COUNTS = 10_000
-"""Aliases of keys whose requests are counted, and keys whose tokens are; that of the one silent longest begins anew."""
+MOST_COUNTS = 10_000  #: Aliases of keys whose requests are counted; that of the one silent longest begins anew
 
 
 class KeyRules:
-    """Applies the limits of keys; those that are per minute hold for all processes together, as those of tenants do."""
+    """Applies the limits of keys, which hold for all processes together, as those of tenants do."""
 
-    def __init__(self, limiter: RateLimiter) -> None:
-        self._limiter = limiter
+    def __init__(self, limiter: RateLimiter, months: MonthCounts) -> None:
+        self._limiter, self._months = limiter, months
         self._counts: OrderedDict[tuple[str, str], int] = OrderedDict()
-        self._months: OrderedDict[tuple[str, str], list[int]] = OrderedDict()  # tokens used, and expected of the rest
 
     def admit(self, key: ResolvedKey) -> list[Header]:
         """Count a request; return the headers that say how many are left.
@@ -56,21 +54,21 @@ class KeyRules:
 
         Raises:
             DoorError: 429: there are too many this minute, or those of this month are used up or may be by the requests
-                in service. What this process counts is known before admission's count says so.
+                in service. What routers count is known before admission's count says so.
         """
         limits = received.key.key_limits
-        if (month := self._month_of(received)) is not None and limits.month_tokens is not None:
-            most, used = limits.month_tokens, month[0]
+        if (month := self._month_of(received)) is not None and (most := limits.month_tokens) is not None:
+            used, expected = self._months.total(month)
             if used >= most:
                 raise DoorError(429, NO_QUOTA, f"The budget of this key is {most} tokens a month; {used} are used.")
-            if sum(month) >= most:
+            if used + expected >= most:
                 message = f"What this key has in service may use up its budget of {most} tokens a month."
                 raise DoorError(429, "rate_limit_exceeded", message, retry_after_s=1)
         if limits.tokens_per_min is not None:
             received.exchange.extra += self._draw(received.key, "tokens", limits.tokens_per_min, tokens)
         received.taken_tokens = tokens
         if month is not None:
-            month[1] += tokens
+            self._months.of(month)[1] += tokens
 
     def settle(self, received: Received) -> None:
         """Count the tokens that a request has used in place of those that were expected of it."""
@@ -81,20 +79,16 @@ class KeyRules:
             name = f"{received.key.identity.key_id} tokens"
             self._limiter.adjust(name, most, received.used_tokens - received.taken_tokens)
         if (month := self._month_of(received)) is not None:
-            month[0] += received.used_tokens
-            month[1] = max(month[1] - received.taken_tokens, 0)  # its counts may have begun anew
+            counts = self._months.of(month)
+            counts[0] += received.used_tokens
+            counts[1] = max(counts[1] - received.taken_tokens, 0)  # its counts may have begun anew
 
-    def _month_of(self, received: Received) -> list[int] | None:
-        """Return the counts of a key in the month of a request; None if its tokens in a month are not limited."""
+    def _month_of(self, received: Received) -> str | None:
+        """Return by which name a key's use is counted in the month of a request; None if that is not limited."""
         if received.key.key_limits.month_tokens is None:
             return None
         at = time.gmtime(received.at_utc_s)
-        name = received.key.identity.key_id, f"{at.tm_year}-{at.tm_mon}"
-        found = self._months.setdefault(name, [0, 0])
-        self._months.move_to_end(name)
-        if len(self._months) > MOST_COUNTS:
-            self._months.popitem(last=False)
-        return found
+        return f"{received.key.identity.key_id} {at.tm_year}-{at.tm_mon}"
 
     def _draw(self, key: ResolvedKey, what: str, per_min: int, amount: int) -> list[Header]:
         left, full_s, wait_s = self._limiter.draw(f"{key.identity.key_id} {what}", per_min, amount)
@@ -138,7 +132,8 @@ class Gate:
     def __init__(self, settings: RouterSettings, keys: KeyCache) -> None:
         self.keys = keys  #: Callers' keys
         self.limiter = RateLimiter()  #: Tenants' limits of requests per second
-        self.rules = KeyRules(self.limiter)  #: Keys' limits
+        self.months = MonthCounts()  #: What is used of keys' budgets of tokens
+        self.rules = KeyRules(self.limiter, self.months)  #: Keys' limits
         self.at_once = ConcurrencyLimiter(settings.max_requests_per_tenant, "requests", retry_after_s=1)
         """Tenants' limits of concurrent requests."""
         self.bodies = BodyReader(settings.max_buffered_bytes)  #: Reads bodies while there is room for them

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from collections import Counter
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from redis.asyncio import Redis
 
 from services.contracts.batches import BATCH_HEADER
 from services.contracts.identity import Identity, KeyLimits, ResolvedKey, Role, TenantLimits
 from services.core.domain.canaries import share_at
-from services.kit.edge.limits import RateLimiter
+from services.kit.edge.limits import ConcurrencyLimiter, MonthCounts, RateLimiter
+from services.kit.edge.shared_limits import ALIVE_S, SharedLimits
 from services.router import gate
 from tests.router.conftest import Stage, error_of
 from tests.router.test_spare import CALLER
@@ -105,7 +110,7 @@ def test_shares_of_an_alias() -> None:
 
 def test_counts_of_keys_that_are_gone_do_not_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate, "MOST_COUNTS", 3)
-    rules, limits = gate.KeyRules(RateLimiter()), KeyLimits(aliases={"a": {MODEL: 1, OTHER: 1}})
+    rules, limits = gate.KeyRules(RateLimiter(), MonthCounts()), KeyLimits(aliases={"a": {MODEL: 1, OTHER: 1}})
     for key in ("one", "two", "one", "three", "four"):
         identity = Identity(tenant_id="t", role=Role.USER, key_id=key)
         known = ResolvedKey(identity=identity, limits=TenantLimits(), key_limits=limits)
@@ -176,7 +181,50 @@ async def test_a_budget_of_tokens_is_not_exceeded_by_a_burst(stage: Stage, route
     answers = [await router.ask() for _ in range(4)]
     assert [answer.status_code for answer in answers] == [200, 200, 429, 429], "16 tokens each"
     assert error_of(answers[-1]) == (429, "insufficient_quota")
-    assert router.router.gate.rules._months.popitem()[1] == [48, 0]
+    assert [*router.router.gate.months.told().values()] == [(48, 0)]
+
+
+async def test_a_budget_of_tokens_is_one_for_all_routers_and_outlives_one_that_is_killed(redis: Redis) -> None:
+    """Each is told before the next request: what is refused, and as what, is as if there were one router."""
+    key = ResolvedKey(identity=CALLER, limits=TenantLimits(), key_limits=KeyLimits(month_tokens=500))
+    outcomes = Counter[str]()
+    for seed in range(25):
+        rng, now_s = random.Random(seed), [1_000.0]
+        routers = list[tuple[gate.KeyRules, SharedLimits, ConcurrencyLimiter, list[Any]]]()
+        for at in range(3):
+            months, limiter, at_once = MonthCounts(), RateLimiter(), ConcurrencyLimiter(99, "requests")
+            known = redis, f"m{seed}", limiter, at_once, f"r{at}", 1_000.0, partial(now_s.__getitem__, 0)
+            routers.append((gate.KeyRules(limiter, months), SharedLimits(*known, months), at_once, []))
+        used = 0
+        for _ in range(60):
+            now_s[0] += rng.choice((0.25, 1.0))
+            if len(routers) > 1 and rng.random() < 0.02:
+                del routers[rng.randrange(len(routers))]
+                now_s[0] += ALIVE_S + 0.1
+            for _ in range(2):
+                for _, shared, *_ in routers:
+                    await shared.look()
+            rules, _, at_once, open_here = rng.choice(routers)
+            expected = sum(each.taken_tokens for *_, inside in routers for each in inside)
+            if open_here and rng.random() < 0.5:
+                ended = open_here.pop()
+                ended.used_tokens = rng.randint(0, 2 * ended.taken_tokens)
+                used += ended.used_tokens
+                rules.settle(ended)
+                at_once.leave("t")
+                continue
+            asked: Any = SimpleNamespace(key=key, at_utc_s=0.0, taken_tokens=None, used_tokens=0)
+            try:
+                rules.take_tokens(asked, rng.randint(1, 60))
+                open_here.append(asked)
+                at_once.enter("t")
+                outcome = "taken"
+            except gate.DoorError as error:
+                outcome = error.code
+            wanted = gate.NO_QUOTA if used >= 500 else "rate_limit_exceeded" if used + expected >= 500 else "taken"
+            assert outcome == wanted, (seed, used, expected)
+            outcomes[outcome] += 1
+    assert len(outcomes) == 3
 
 
 async def test_lines_of_batches_follow_the_models_of_their_key_and_not_its_rates(

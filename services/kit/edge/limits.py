@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from typing import Self
 
 from services.contracts.codes import ProblemCode
@@ -157,6 +158,35 @@ class AddressLimiter:
         if len(self._buckets) > MOST_ADDRESSES:
             self._buckets.popitem(last=False)
         return bucket.take("An address without a key", now_s)
+
+
+MOST_BUDGETS = 10_000  #: Budgets whose use is counted; that of the one silent longest begins anew
+MOST_SHARED = 500  #: Of which others are told
+
+
+class MonthCounts:
+    """What is used of budgets for a month, by a name for both: ``[used, expected of what is in service]``."""
+
+    def __init__(self) -> None:
+        self._own: OrderedDict[str, list[int]] = OrderedDict()
+        self.elsewhere: Mapping[str, tuple[int, int]] = {}  #: As other processes reported, together
+
+    def of(self, name: str) -> list[int]:
+        """Return this process's counts, to be changed in place."""
+        found = self._own.setdefault(name, [0, 0])
+        self._own.move_to_end(name)
+        if len(self._own) > MOST_BUDGETS:
+            self._own.popitem(last=False)
+        return found
+
+    def total(self, name: str) -> tuple[int, int]:
+        """Return what all processes have counted."""
+        (used, expected), others = self.of(name), self.elsewhere.get(name, (0, 0))
+        return used + others[0], expected + others[1]
+
+    def told(self) -> dict[str, tuple[int, int]]:
+        """Return this process's counts for others, of the budgets that were used last."""
+        return {name: (used, expected) for name, (used, expected) in islice(reversed(self._own.items()), MOST_SHARED)}
 
 
 class ConcurrencyLimiter:

@@ -19,7 +19,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from services.contracts.routing import LimitsState
-from services.kit.edge.limits import ConcurrencyLimiter, RateLimiter
+from services.kit.edge.limits import ConcurrencyLimiter, MonthCounts, RateLimiter
 from services.kit.logging import Log
 
 log = Log(__name__)
@@ -55,6 +55,7 @@ class SharedLimits:
         process: str,
         started_at_s: float,
         clock_s: Callable[[], float] = time.time,
+        months: MonthCounts | None = None,
     ) -> None:
         """Take what this process counts, and where the others' counts are.
 
@@ -63,7 +64,9 @@ class SharedLimits:
             limiter: Limits tenants' requests per second in this process.
             at_once: Limits what tenants have open in this process.
             process: Its name, a new one after each start.
+            months: Counts what is used of budgets for a month in this process.
         """
+        self._months = months or MonthCounts()
         self._redis, self._key, self._limiter, self._at_once = redis, key, limiter, at_once
         self._process, self._started_at_s, self._clock_s = process, started_at_s, clock_s
         self._known: dict[str, _Other] = {}
@@ -74,7 +77,7 @@ class SharedLimits:
     async def look(self) -> None:
         """Write what this process has let through, and charge what the others have; log once when Redis is away."""
         own, last = self._own(), self._written
-        if last is None or own.open or own.taken != last.taken or self._at_once.elsewhere:
+        if last is None or own.open or own.taken != last.taken or own.months != last.months or self._at_once.elsewhere:
             self._changed_at_s = own.at_s
         elif self._changed_at_s + QUIET_S < own.at_s < last.at_s + QUIET_S:
             return
@@ -90,9 +93,12 @@ class SharedLimits:
             self._is_away, self._written = False, own
 
     def _own(self) -> LimitsState:
-        taken = self._limiter.taken(TOLD_S)
         return LimitsState(
-            at_s=self._clock_s(), started_at_s=self._started_at_s, taken=taken, open=dict(self._at_once.open)
+            at_s=self._clock_s(),
+            started_at_s=self._started_at_s,
+            taken=self._limiter.taken(TOLD_S),
+            open=dict(self._at_once.open),
+            months=self._months.told(),
         )
 
     async def _look(self, own: LimitsState) -> None:
@@ -101,13 +107,13 @@ class SharedLimits:
         pipeline.hset(self._key, self._process, own.model_dump_json())
         pipeline.hgetall(self._key)
         _, found = await pipeline.execute()
-        elsewhere = Counter[str]()
+        elsewhere, used, expected = Counter[str](), Counter[str](), Counter[str]()
         known: dict[str, _Other] = {}
         forgotten: list[str] = []
         for name, document in found.items():
             try:
-                state = LimitsState.model_validate_json(document)
-            except ValidationError:  # of another release
+                state = LimitsState.as_stored(document)
+            except ValidationError:  # of an earlier release
                 continue
             if name == self._process:
                 continue
@@ -116,12 +122,16 @@ class SharedLimits:
             heard_s = last.heard_s if last is not None and is_silent else now_s
             self._charge(last and last.state.taken, state, up_s)
             known[name] = _Other(state, heard_s)  # also while it could not be removed: it would count as a new one
+            # Also of a process that has died: what it has used may not have been reported yet.
+            used.update({each: counts[0] for each, counts in state.months.items()})
             if now_s - heard_s <= ALIVE_S:
                 elsewhere.update(state.open)
+                expected.update({each: counts[1] for each, counts in state.months.items()})
             elif now_s - heard_s > FORGOTTEN_S:
                 forgotten.append(name)
         self._known = known
         self._at_once.elsewhere = elsewhere
+        self._months.elsewhere = {each: (used[each], expected[each]) for each in used}
         if forgotten:
             await self._redis.hdel(self._key, *forgotten)
 
