@@ -103,7 +103,7 @@ def made(schema: dict[str, Any], name: str = "") -> Any:
         case "object" if "properties" in schema:
             return {key: made(each, key) for key, each in schema["properties"].items()}
         case "object":
-            each = schema.get("additionalProperties")
+            each = schema.get("additionalProperties") or next(iter(schema.get("patternProperties", {}).values()), None)
             return {HOSTILE: made(each if isinstance(each, dict) else {})}
         case "array":
             return [made(schema.get("items", {}))]

@@ -29,7 +29,7 @@ from tests.simulation.search import play_once, search, unpack
 from tests.simulation.test_schedules import TOKENS, scenario
 from tests.support.servers import ROOT
 
-SERVES, CHEAP = 9, 5
+SERVES, CHEAP = 9, 2
 """Seeds of short schedules; a model server becomes ready in the first one."""
 CPU_S = 4.0
 BEGAN = datetime.datetime.fromtimestamp(1_700_000_000, datetime.UTC)
