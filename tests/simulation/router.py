@@ -130,7 +130,7 @@ KEPT = frozenset(
         "Lanes": ("_lanes",),
         "WeightedRoundRobin": ("_credit",),
         "Lane": ("servers", "others"),
-        "KeyRules": ("_months",),
+        "MonthCounts": ("_own",),
         "ServerCosts": ("_sessions", "adapters"),
         "PrefixCache": ("_blocks",),
         "Origin": ("_addresses",),
@@ -699,7 +699,7 @@ def _put_together(router: Router, clock_s: Callable[[], float], requests: _Reque
     made.trials = Trials(router.fleet, router.lanes, writer)
     made.gate = Gate(settings, cast(Any, _Keys(requests)))
     made.gate.limiter = RateLimiter(clock_s)
-    made.gate.rules = KeyRules(made.gate.limiter)
+    made.gate.rules = KeyRules(made.gate.limiter, made.gate.months)
     stored = StoredAnswers((b"key",))
     dispatcher = Dispatcher(
         settings,
@@ -995,7 +995,7 @@ async def _play(simulation: Simulation, requests: _Requests, handle: Handle = _a
         await asyncio.sleep(KEPT_S / 2)
         await router._check()
     await asyncio.sleep(1.0)
-    left = kept(router, but=KEPT - (set() if requests.limits.month_tokens else {"KeyRules._months"}))
+    left = kept(router, but=KEPT - (set() if requests.limits.month_tokens else {"MonthCounts._own"}))
     check("nothing is kept of who has gone", not left, str(left))
     idle = [server.id for server in fleet.every_server() if server.origin.idle]
     check("what nobody has used for long is closed", not idle, str(idle))
