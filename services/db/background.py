@@ -17,7 +17,6 @@ from sqlalchemy import (
     and_,
     case,
     delete,
-    exists,
     func,
     literal,
     or_,
@@ -86,12 +85,6 @@ class WorkRepository:
             found = await connection.execute(query.where(work.c.state.in_(LIVE), self._swept))
             waiting, busy, longest_s = found.one()
         return LiveWork(int(waiting), int(busy), float(longest_s))
-
-    async def has_live(self) -> bool:
-        """Return whether any of the work that the sweeper is limited to waits or runs."""
-        query = select(exists().where(self._work.c.state.in_(LIVE), self._swept))
-        async with self._engine.connect() as connection:
-            return bool((await connection.execute(query)).scalar_one())
 
     async def submitted(self, tenant_id: str, key: str, body_sha256: bytes) -> str | None:
         """Return an idempotency key's work, if any; ``KeyReusedError`` if the key came with another body."""

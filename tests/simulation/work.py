@@ -246,9 +246,9 @@ class _Store:
         row.settled += 1
         return True
 
-    async def has_live(self) -> bool:
-        """As of the real one."""
-        return await self._ask(lambda: any(each.state not in ENDED for each in self.rows.values()))
+    async def live(self) -> tuple[int, int, float]:
+        """As of the real one; the sweeper does not ask which of the two it is, nor for how long it waits."""
+        return await self._ask(lambda: (sum(each.state not in ENDED for each in self.rows.values()), 0, 0.0))
 
     async def release_abandoned(self, max_attempts: int, lease_s: float) -> Sequence[Any]:
         """As of the real one."""

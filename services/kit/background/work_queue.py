@@ -168,7 +168,8 @@ class Sweeper:
 
     async def sweep(self) -> None:
         """Requeue abandoned work, resend lost messages, now and then delete old work."""
-        if await self._store.has_live():
+        queued, running, _ = await self._store.live()
+        if queued or running:
             for row in await self._store.release_abandoned(self._settings.max_attempts, self._settings.lease_s):
                 event = "requeued" if row.state == WorkState.QUEUED else "given_up"
                 log.warning(f"{self._what}.{event}", id=row.id, attempts=row.attempts)
